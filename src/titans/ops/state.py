@@ -1,0 +1,252 @@
+"""The memory's state and gates: the only data that flows between calls.
+
+`MemoryState` holds everything that a later call needs to continue exactly, and its size never
+changes. It is a value: no method alters it, each returns a new one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from titans.errors import StateError
+from titans.ops.tensorfile import read_tensors, write_tensors
+
+Layer = Tensor | tuple[Tensor, Tensor]
+"""One layer of a memory network: a weight `[heads, out, in]`, or (weight, bias `[heads, out]`)."""
+
+FORMAT = "titans.memory_state"
+FORMAT_VERSION = 1
+
+
+class Gates(NamedTuple):
+    """The three data-dependent gates of the update rule, one number per token and head."""
+
+    forget_gate: Float[Tensor, "batch time heads"]
+    """alpha_t in [0, 1]: how much of the memory is forgotten before the write (eq. 13)."""
+    momentum_decay: Float[Tensor, "batch time heads"]
+    """eta_t in [0, 1]: how much of the past surprise is kept (eq. 14)."""
+    step_size: Float[Tensor, "batch time heads"]
+    """theta_t >= 0: how strongly the present surprise is written (eq. 14)."""
+
+
+class Surprise(NamedTuple):
+    """How surprising each token was to the memory that met it."""
+
+    loss: Float[Tensor, "batch time heads"]
+    """The inner loss at the weights of the chunk's start. Differentiable. Zero where masked."""
+    grad_norm: Float[Tensor, "batch time heads"]
+    """The norm of the loss's gradient over all weights of the head. A constant for autograd."""
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """Weights, momentum and position of a memory, for every batch row and head.
+
+    Tensors are listed layer by layer: a weight `[batch, heads, out, in]`, followed by its bias
+    `[batch, heads, out]` if the layer has one.
+    """
+
+    weights: tuple[Tensor, ...]
+    """M_t: the memory itself, after the last token."""
+    momentum: tuple[Tensor, ...]
+    """S_t: past surprise."""
+    chunk_weights: tuple[Tensor, ...]
+    """M_c: the weights at the start of the open chunk, where gradients are taken."""
+    initial_weights: tuple[Tensor, ...]
+    """M_0: what forgetting returns to with `forget_towards="initial"`."""
+    step_load: Float[Tensor, "batch heads"]
+    """The step budget's running load in the open chunk."""
+    position: Int[Tensor, " batch"]
+    """Tokens absorbed so far; chunks begin at its multiples of `chunk_size`."""
+
+    @classmethod
+    def initial(cls, layers: Sequence[Layer], batch: int) -> "MemoryState":
+        """The state before the first token: weights M_0 from `layers`, no momentum.
+
+        Args:
+            layers: per layer a weight `[heads, out, in]` or a pair (weight, bias `[heads, out]`).
+            batch: number of rows; each gets a memory of its own.
+        """
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, got {batch}")
+        return cls.from_parameters(_flatten_layers(layers), batch)
+
+    @classmethod
+    def from_parameters(cls, parameters: Sequence[Tensor], batch: int) -> "MemoryState":
+        """Like `initial`, from the flat parameters of any memory network, each `[heads, ...]`."""
+        if not parameters:
+            raise ValueError("a memory needs at least one layer, got none")
+        weights = tuple(p.expand(batch, *p.shape) for p in parameters)
+        first = parameters[0]
+        return cls(
+            weights=weights,
+            momentum=tuple(w.new_zeros(w.shape) for w in weights),
+            chunk_weights=weights,
+            initial_weights=weights,
+            step_load=first.new_zeros(batch, first.shape[0]),
+            position=torch.zeros(batch, dtype=torch.long, device=first.device),
+        )
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return self.position.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads."""
+        return self.step_load.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the memory computes in."""
+        return self.weights[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state lives."""
+        return self.weights[0].device
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors, as saved: constant over the life of a memory."""
+        return sum(t.numel() * t.element_size() for t in self.named_tensors().values())
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "MemoryState":
+        """Apply `fn` to every tensor."""
+        return MemoryState(
+            weights=tuple(map(fn, self.weights)),
+            momentum=tuple(map(fn, self.momentum)),
+            chunk_weights=tuple(map(fn, self.chunk_weights)),
+            initial_weights=tuple(map(fn, self.initial_weights)),
+            step_load=fn(self.step_load),
+            position=fn(self.position),
+        )
+
+    def detach(self) -> "MemoryState":
+        """Cut the autograd graph: the next call starts a new one (truncated BPTT)."""
+        return self.map(torch.Tensor.detach)
+
+    def clone(self) -> "MemoryState":
+        """A copy that shares no storage."""
+        return self.map(torch.Tensor.clone)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "MemoryState":
+        """Move to a device and, for the floating-point tensors, a type."""
+
+        def move(tensor: Tensor) -> Tensor:
+            kind = dtype if tensor.is_floating_point() else None
+            return tensor.to(device=device, dtype=kind)
+
+        return self.map(move)
+
+    def select(self, index: Int[Tensor, " rows"] | Sequence[int]) -> "MemoryState":
+        """The rows at `index`, in that order; rows may repeat (beam search, forking)."""
+        rows = torch.as_tensor(index, device=self.device)
+        return self.map(lambda tensor: tensor.index_select(0, rows))
+
+    def reset(self, mask: Bool[Tensor, " batch"], layers: Sequence[Layer]) -> "MemoryState":
+        """Start the rows in `mask` anew from the weights `layers`; leave the others alone."""
+        return self.reset_parameters(mask, _flatten_layers(layers))
+
+    def reset_parameters(
+        self, mask: Bool[Tensor, " batch"], parameters: Sequence[Tensor]
+    ) -> "MemoryState":
+        """Like `reset`, from flat parameters, each `[heads, ...]`."""
+        if mask.shape != (self.batch,):
+            raise ValueError(f"mask must have shape ({self.batch},), got {tuple(mask.shape)}")
+        fresh = MemoryState.from_parameters(parameters, self.batch)
+        check_same_layout(self, fresh, "the weights given to reset")
+        ours, theirs = self.named_tensors(), fresh.named_tensors()
+
+        def pick(name: str) -> Tensor:
+            where = mask.view(-1, *[1] * (ours[name].ndim - 1))
+            return torch.where(where, theirs[name], ours[name])
+
+        return _from_named({name: pick(name) for name in ours})
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor under a flat name, for saving and comparing."""
+        named: dict[str, Tensor] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple):
+                named.update({f"{field.name}.{i}": t for i, t in enumerate(value)})
+            else:
+                named[field.name] = value
+        return named
+
+    @classmethod
+    def from_named_tensors(cls, named: dict[str, Tensor]) -> "MemoryState":
+        """The inverse of `named_tensors`."""
+        return _from_named(named)
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file with a format version."""
+        write_tensors(path, self.named_tensors(), FORMAT, FORMAT_VERSION)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "MemoryState":
+        """Read what `save` wrote."""
+        return _from_named(read_tensors(path, FORMAT, FORMAT_VERSION))
+
+    def replace(self, **changes: object) -> "MemoryState":
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def check_same_layout(state: MemoryState, other: MemoryState, what: str) -> None:
+    """Raise `StateError` unless both have the same layers and heads (rows may differ)."""
+    ours = [tuple(w.shape[1:]) for w in state.weights]
+    theirs = [tuple(w.shape[1:]) for w in other.weights]
+    if ours != theirs:
+        raise StateError(
+            f"the state holds a memory of layers {ours}, {what} has {theirs}: "
+            "they belong to different configurations"
+        )
+
+
+def _flatten_layers(layers: Sequence[Layer]) -> list[Tensor]:
+    flat: list[Tensor] = []
+    for number, layer in enumerate(layers):
+        weight, bias = layer if isinstance(layer, tuple) else (layer, None)
+        if weight.ndim != 3:
+            raise ValueError(
+                f"layer {number}: a weight must be [heads, out, in], got {tuple(weight.shape)}"
+            )
+        flat.append(weight)
+        if bias is not None:
+            if bias.shape != weight.shape[:2]:
+                raise ValueError(
+                    f"layer {number}: a bias must be [heads, out] = {tuple(weight.shape[:2])}, "
+                    f"got {tuple(bias.shape)}"
+                )
+            flat.append(bias)
+    return flat
+
+
+def _from_named(named: dict[str, Tensor]) -> MemoryState:
+    def group(prefix: str) -> tuple[Tensor, ...]:
+        names = sorted(
+            (n for n in named if n.startswith(prefix + ".")), key=lambda n: int(n.split(".")[1])
+        )
+        return tuple(named[n] for n in names)
+
+    missing = [n for n in ("step_load", "position", "weights.0") if n not in named]
+    if missing:
+        raise StateError(f"not a memory state: {', '.join(missing)} missing")
+    return MemoryState(
+        weights=group("weights"),
+        momentum=group("momentum"),
+        chunk_weights=group("chunk_weights"),
+        initial_weights=group("initial_weights"),
+        step_load=named["step_load"],
+        position=named["position"],
+    )
