@@ -1,0 +1,1 @@
+"""Synthetic tasks: pure generators, seeded by numpy Generators, that download nothing."""

@@ -1,0 +1,88 @@
+"""Text to hide things in: any file or folder of text, cut at words and sentences.
+
+Reading is the only side effect in this folder; everything else is a function of its arguments.
+"""
+
+import json
+from bisect import bisect_right
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from titans.data.tasks.sentences import split_sentences
+from titans.errors import DataError
+
+
+def read_books(path: str | Path) -> list[str]:
+    """The texts under `path`: one file, or every `*.txt` of a folder in the order of its names.
+
+    A `.json` file must hold `{"text": "..."}` (the form of RULER's essays).
+    """
+    place = Path(path)
+    if not place.exists():
+        raise DataError(f"no such text: {place}; give a file or a folder of .txt files")
+    files = sorted(place.glob("*.txt")) if place.is_dir() else [place]
+    if not files:
+        raise DataError(f"{place} holds no .txt file; give a file or a folder of .txt files")
+    books = [_read_text(file) for file in files]
+    if not any(book.strip() for book in books):
+        raise DataError(f"{place} holds no text at all")
+    return books
+
+
+def _read_text(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file} is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
+    if file.suffix != ".json":
+        return text
+    try:
+        return str(json.loads(text)["text"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError(f'{file} must hold {{"text": "..."}}: {error!r}') from None
+
+
+class Essay:
+    """A text as words and sentences, from which any number of first words can be taken.
+
+    White space is collapsed. A number beyond the text's end starts it again from word 0.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._words = text.split()
+        if not self._words:
+            raise DataError("the haystack holds no words")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Essay":
+        """The texts under `path` (see `read_books`), one after the other."""
+        return cls("\n".join(read_books(path)))
+
+    @cached_property
+    def _sentences(self) -> tuple[list[str], list[int]]:
+        """The sentences of one round, and the number of words up to the end of each."""
+        sentences = split_sentences(" ".join(self._words))
+        return sentences, np.cumsum([len(s.split()) for s in sentences]).tolist()
+
+    def first_words(self, count: int) -> str:
+        """The first `count` words."""
+        rounds, rest = divmod(count, len(self._words))
+        return " ".join(self._words * rounds + self._words[:rest])
+
+    def first_sentences(self, num_words: int) -> list[str]:
+        """The first `num_words` words as sentences, the last one cut where they end.
+
+        Equal to splitting `first_words(num_words)`, except that each round ends a sentence.
+        """
+        sentences, ends = self._sentences
+        rounds, rest = divmod(num_words, len(self._words))
+        whole = bisect_right(ends, rest)
+        pieces = sentences * rounds + sentences[:whole]
+        begun = rest - (ends[whole - 1] if whole else 0)
+        if begun:
+            pieces.append(" ".join(sentences[whole].split()[:begun]))
+        return pieces

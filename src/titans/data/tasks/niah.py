@@ -1,0 +1,205 @@
+"""Single needle in a haystack, the three tasks of RULER that the Titans paper reports (S-NIAH).
+
+    pk  passkey: noise haystack, word key, number     (niah_single_1)
+    n   number:  essay haystack, word key, number     (niah_single_2)
+    w   uuid:    essay haystack, word key, uuid       (niah_single_3)
+
+A sample's length counts its prompt, the given beginning of the answer and the tokens kept for
+the answer, in the tokens of the model that will read it.
+"""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from titans.data.tasks.haystack import Essay
+from titans.data.tasks.records import TextSample
+from titans.errors import DataError
+
+CountTokens = Callable[[str], int]
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "One of the special magic {plural} for {key} is: {value}."
+PROMPT = (
+    "A special magic {noun} is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {noun} afterwards.\n{context}\n"
+    "What is the special magic {noun} for {key} mentioned in the provided text?"
+    " The special magic {noun} for {key} mentioned in the provided text is"
+)
+DEPTHS = tuple(round(depth) for depth in np.linspace(0, 100, 40))
+"""Where a needle can lie in an essay, in per cent of its sentences."""
+ANSWER_TOKENS = 128
+"""Tokens kept for the answer."""
+
+ADJECTIVES = (
+    "ancient bitter bold brave bright calm clever cold cosy cruel curious dapper dark dizzy eager "
+    "early faint fancy fierce fine gentle giant glad grand green happy heavy humble icy jolly keen "
+    "kind lively lonely lucky mellow merry noble odd pale plain proud quick quiet rapid rare ripe "
+    "rough royal rusty shy silent sleepy small smooth solid spicy steady sweet swift tall tidy wild"
+).split()
+NOUNS = (
+    "anchor apple arrow badge barn basket beach bell bird blanket boat book bottle branch bridge "
+    "bucket button cabin camel candle canyon castle chair cherry circle cloud coin comet copper "
+    "corner cotton cradle crane desert dragon drum eagle engine falcon feather fiddle flag forest "
+    "fossil garden glacier goose hammer harbor helmet hill honey island jacket jungle kettle key "
+    "ladder lantern lemon letter lion magnet maple marble meadow mirror moon mountain needle ocean "
+    "onion orchard oven owl paddle parrot pebble pencil piano pillow planet pocket pond prairie "
+    "puzzle rabbit raven ribbon river rocket saddle sailor shadow shell silver spider spoon stone "
+    "summit table temple thunder tiger tower trumpet tunnel turtle valley velvet village violin "
+    "wagon walnut whale willow window wolf zebra"
+).split()
+
+
+@dataclass(frozen=True)
+class KeyWords:
+    """The words that keys are made of: `adjective-noun`, every pair equally likely."""
+
+    adjectives: tuple[str, ...]
+    nouns: tuple[str, ...]
+
+    @classmethod
+    def default(cls) -> "KeyWords":
+        """A few thousand pairs, built in."""
+        return cls(tuple(sorted(set(ADJECTIVES))), tuple(sorted(set(NOUNS))))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "KeyWords":
+        """`adjectivelist.txt` and `nounlist.txt` of `folder` (RULER takes them from wonderwords)."""
+        lists: list[tuple[str, ...]] = []
+        for name in ("adjectivelist.txt", "nounlist.txt"):
+            file = Path(folder) / name
+            if not file.is_file():
+                raise DataError(
+                    f"{folder} has no {name}; leave the words out for the built-in ones"
+                )
+            words = {line.strip() for line in file.read_text(encoding="utf-8").splitlines()}
+            lists.append(tuple(sorted(words - {""})))
+        if not all(lists):
+            raise DataError(f"a word list in {folder} is empty")
+        return cls(lists[0], lists[1])
+
+    def draw(self, rng: np.random.Generator) -> str:
+        """One key."""
+        first = self.adjectives[rng.integers(len(self.adjectives))]
+        return f"{first}-{self.nouns[rng.integers(len(self.nouns))]}"
+
+
+Kind = Literal["pk", "n", "w"]
+KINDS: tuple[Kind, ...] = ("pk", "n", "w")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NiahTask:
+    """One of the three tasks, ready to be sampled at any length."""
+
+    kind: Kind
+    """pk, n or w."""
+    essay: Essay | None = None
+    """Haystack of n and w; pk makes its own."""
+    words: KeyWords
+    """What keys are made of."""
+    answer_tokens: int = ANSWER_TOKENS
+    """Tokens kept for the answer within a sample's length."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"S-NIAH task must be one of {', '.join(KINDS)}; got {self.kind!r}")
+        if self.kind != "pk" and self.essay is None:
+            raise DataError(f"S-NIAH-{self.kind.upper()} needs a haystack text; give its path")
+
+    @property
+    def noun(self) -> str:
+        """What the value is called in the prompt."""
+        return "uuid" if self.kind == "w" else "number"
+
+    def sample(
+        self,
+        rng: np.random.Generator,
+        length: int,
+        count_tokens: CountTokens,
+        depth: float | None = None,
+    ) -> TextSample:
+        """The longest sample that fits in `length` tokens.
+
+        Args:
+            depth: place of the needle within 0..1; drawn as the task defines it when None.
+        """
+        key = self.words.draw(rng)
+        value = self._draw_value(rng)
+        place = self._draw_depth(rng) if depth is None else depth
+        needle = NEEDLE.format(plural=f"{self.noun}s", key=key, value=value)
+
+        def prompt(amount: int) -> str:
+            context = self._context(needle, amount, place)
+            return PROMPT.format(noun=self.noun, key=key, context=context)
+
+        limit = length - self.answer_tokens
+        amount = largest_fitting(lambda n: count_tokens(prompt(n)), limit)
+        if amount is None:
+            needed = count_tokens(prompt(1)) + self.answer_tokens
+            raise DataError(
+                f"S-NIAH-{self.kind.upper()} does not fit in {length} tokens: "
+                f"the shortest sample takes {needed} ({self.answer_tokens} of them for the answer)"
+            )
+        text = prompt(amount)
+        return TextSample(
+            prompt=text,
+            answers=(value,),
+            depth=place,
+            num_tokens=count_tokens(text) + self.answer_tokens,
+        )
+
+    def _draw_value(self, rng: np.random.Generator) -> str:
+        if self.kind == "w":
+            return str(uuid.UUID(bytes=rng.bytes(16), version=4))
+        return str(rng.integers(1_000_000, 10_000_000))
+
+    def _draw_depth(self, rng: np.random.Generator) -> float:
+        if self.kind == "pk":
+            return float(rng.random())
+        return DEPTHS[rng.integers(len(DEPTHS))] / 100
+
+    def _context(self, needle: str, amount: int, depth: float) -> str:
+        """`amount` units of noise or words of the essay, with the needle at `depth`."""
+        if self.essay is None or self.kind == "pk":
+            lines = [NOISE] * amount
+            lines.insert(min(int(depth * amount), amount - 1), needle)
+            return "\n".join(lines)
+        sentences = self.essay.first_sentences(amount)
+        place = int(len(sentences) * depth)
+        return " ".join([" ".join(sentences[:place]), needle, " ".join(sentences[place:])])
+
+
+def largest_fitting(cost: Callable[[int], int], limit: int) -> int | None:
+    """The largest n >= 1 with `cost(n) <= limit`, or None; `cost` grows, nearly linearly."""
+    low, low_cost = 1, cost(1)
+    if low_cost > limit:
+        return None
+    high = 2
+    while (high_cost := cost(high)) <= limit:
+        low, low_cost = high, high_cost
+        # Aim a little beyond where the line through zero and this point meets the limit.
+        aim = int(1.02 * high * limit / max(high_cost, 1)) + 1
+        high = min(max(high + 1, aim), 64 * high)
+    bisect = False
+    while high - low > 1:
+        share = (limit - low_cost) / max(high_cost - low_cost, 1)
+        middle = (low + high) // 2 if bisect else low + round(share * (high - low))
+        middle = min(max(middle, low + 1), high - 1)
+        middle_cost = cost(middle)
+        if middle_cost <= limit:
+            low, low_cost = middle, middle_cost
+        else:
+            high, high_cost = middle, middle_cost
+        bisect = not bisect
+    return low
+
+
+def contains_answer(output: str, answers: tuple[str, ...]) -> float:
+    """RULER's `string_match_all`: the share of answers that `output` contains, in any case."""
+    text = output.lower()
+    return sum(answer.lower() in text for answer in answers) / len(answers)
