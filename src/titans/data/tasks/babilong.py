@@ -74,7 +74,7 @@ def find_babi_file(folder: str | Path, task: str, split: str = "test") -> Path:
 
 
 def read_babi(file: str | Path) -> list[BabiQuestion]:
-    """Every question of a bAbI file; earlier questions of the same story are not among its facts."""
+    """Every question of a bAbI file; earlier questions of its story are not among its facts."""
     questions: list[BabiQuestion] = []
     facts: dict[int, str] = {}
     for row, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), start=1):
@@ -136,7 +136,7 @@ class Background:
         return taken
 
     def _passage(self, rng: np.random.Generator, num_tokens: int) -> list[str]:
-        """Sentences from a random character of a random book, the broken first and last left out."""
+        """Sentences from a random character of a random book, without the broken first and last."""
         book = self._books[rng.integers(len(self._books))]
         start = int(rng.integers(len(book)))
         return split_sentences(book[start : start + 10 * num_tokens])[1:-1]

@@ -35,23 +35,23 @@ DEPTHS = tuple(round(depth) for depth in np.linspace(0, 100, 40))
 ANSWER_TOKENS = 128
 """Tokens kept for the answer."""
 
-ADJECTIVES = (
-    "ancient bitter bold brave bright calm clever cold cosy cruel curious dapper dark dizzy eager "
-    "early faint fancy fierce fine gentle giant glad grand green happy heavy humble icy jolly keen "
-    "kind lively lonely lucky mellow merry noble odd pale plain proud quick quiet rapid rare ripe "
-    "rough royal rusty shy silent sleepy small smooth solid spicy steady sweet swift tall tidy wild"
-).split()
-NOUNS = (
-    "anchor apple arrow badge barn basket beach bell bird blanket boat book bottle branch bridge "
-    "bucket button cabin camel candle canyon castle chair cherry circle cloud coin comet copper "
-    "corner cotton cradle crane desert dragon drum eagle engine falcon feather fiddle flag forest "
-    "fossil garden glacier goose hammer harbor helmet hill honey island jacket jungle kettle key "
-    "ladder lantern lemon letter lion magnet maple marble meadow mirror moon mountain needle ocean "
-    "onion orchard oven owl paddle parrot pebble pencil piano pillow planet pocket pond prairie "
-    "puzzle rabbit raven ribbon river rocket saddle sailor shadow shell silver spider spoon stone "
-    "summit table temple thunder tiger tower trumpet tunnel turtle valley velvet village violin "
-    "wagon walnut whale willow window wolf zebra"
-).split()
+ADJECTIVES = """
+    ancient bitter bold brave bright calm clever cold cosy cruel curious dapper dark dizzy eager
+    early faint fancy fierce fine gentle giant glad grand green happy heavy humble icy jolly keen
+    kind lively lonely lucky mellow merry noble odd pale plain proud quick quiet rapid rare ripe
+    rough royal rusty shy silent sleepy small smooth solid spicy steady sweet swift tall tidy wild
+""".split()
+NOUNS = """
+    anchor apple arrow badge barn basket beach bell bird blanket boat book bottle branch bridge
+    bucket button cabin camel candle canyon castle chair cherry circle cloud coin comet copper
+    corner cotton cradle crane desert dragon drum eagle engine falcon feather fiddle flag forest
+    fossil garden glacier goose hammer harbor helmet hill honey island jacket jungle kettle key
+    ladder lantern lemon letter lion magnet maple marble meadow mirror moon mountain needle ocean
+    onion orchard oven owl paddle parrot pebble pencil piano pillow planet pocket pond prairie
+    puzzle rabbit raven ribbon river rocket saddle sailor shadow shell silver spider spoon stone
+    summit table temple thunder tiger tower trumpet tunnel turtle valley velvet village violin
+    wagon walnut whale willow window wolf zebra
+""".split()
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class KeyWords:
 
     @classmethod
     def load(cls, folder: str | Path) -> "KeyWords":
-        """`adjectivelist.txt` and `nounlist.txt` of `folder` (RULER takes them from wonderwords)."""
+        """`adjectivelist.txt` and `nounlist.txt` of `folder` (RULER uses those of wonderwords)."""
         lists: list[tuple[str, ...]] = []
         for name in ("adjectivelist.txt", "nounlist.txt"):
             file = Path(folder) / name

@@ -8,14 +8,17 @@ gives the text back; `split_sentences` drops that white space as punkt does.
 import re
 
 ABBREVIATIONS = frozenset(
-    "mr mrs ms messrs mme mlle dr prof rev hon st sr jr esq capt col gen lieut lt sgt maj gov sen "
-    "rep pres supt vs etc viz cf al no nos vol vols chap ch fig figs pp ed eds co corp inc ltd bros "
-    "dept univ e.g i.e a.m p.m b.c a.d u.s u.k ph.d m.d b.a m.a jan feb mar apr jun jul aug sept "
-    "sep oct nov dec mt ft ave blvd rd approx est".split()
+    """
+    mr mrs ms messrs mme mlle dr prof rev hon st sr jr esq capt col gen lieut lt sgt maj gov sen
+    rep pres supt vs etc viz cf al no nos vol vols chap ch fig figs pp ed eds co corp inc ltd bros
+    dept univ e.g i.e a.m p.m b.c a.d u.s u.k ph.d m.d b.a m.a jan feb mar apr jun jul aug sept
+    sep oct nov dec mt ft ave blvd rd approx est
+    """.split()
 )
 """Words whose full stop does not end a sentence, in lower case without that stop."""
 
-_CANDIDATE = re.compile(r"([.!?]+)([\"'”’)\]]*)(\s+)(?=[\"'“‘(\[]*(\S))")
+_OPENING, _CLOSING = "\"'([\u201c\u2018", "\"')]\u201d\u2019"
+_CANDIDATE = re.compile(rf"([.!?]+)([{re.escape(_CLOSING)}]*)(\s+)(?=[{re.escape(_OPENING)}]*(\S))")
 _LAST_WORD = re.compile(r"\S+$")
 
 
@@ -42,6 +45,6 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     word = _LAST_WORD.search(text, max(start, match.start() - 24), match.start())
     if word is None:
         return True
-    bare = word.group().lstrip("\"'“‘([").lower()
+    bare = word.group().lstrip(_OPENING).lower()
     is_initial = len(bare) == 1 and bare.isalpha() and bare != "i"
     return not (is_initial or bare in ABBREVIATIONS)
