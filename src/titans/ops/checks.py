@@ -1,0 +1,99 @@
+"""Refuse inputs of a memory scan that cannot be meant, naming the value and the fix."""
+
+import torch
+from torch import Tensor
+
+from titans.errors import StateError
+from titans.ops.options import ScanOptions
+from titans.ops.state import Gates, MemoryState
+
+
+def check_scan(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    gates: Gates,
+    state: MemoryState,
+    chunk_size: int,
+    mask: Tensor | None,
+    write_mask: Tensor | None,
+    options: ScanOptions,
+) -> None:
+    """Raise on the first thing that does not fit."""
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1 (the exact online rule), got {chunk_size}")
+    _check_tokens(queries, keys, values, gates)
+    batch, time = keys.shape[:2]
+    for name, given in (("mask", mask), ("write_mask", write_mask)):
+        if given is None:
+            continue
+        if given.shape != (batch, time) or given.dtype != torch.bool:
+            raise ValueError(
+                f"{name} must be a bool tensor of shape {(batch, time)}, "
+                f"got {given.dtype} {tuple(given.shape)}"
+            )
+    check_state(state, keys, values, options)
+    if options.check_finite:
+        named = {"queries": queries, "keys": keys, "values": values, **gates._asdict()}
+        for name, tensor in named.items():
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"{name} has non-finite entries; the state is left untouched")
+
+
+def _check_tokens(queries: Tensor, keys: Tensor, values: Tensor, gates: Gates) -> None:
+    for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
+        if tensor.ndim != 4:
+            raise ValueError(
+                f"{name} must be [batch, time, heads, dim], got shape {tuple(tensor.shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+    if keys.shape[1] == 0:
+        raise ValueError("empty input: time is 0; give at least one token")
+    if queries.shape != keys.shape:
+        raise ValueError(
+            f"queries and keys must have one shape, got {tuple(queries.shape)} and "
+            f"{tuple(keys.shape)}"
+        )
+    if values.shape[:3] != keys.shape[:3]:
+        raise ValueError(
+            f"values must agree with keys in batch, time and heads, got {tuple(values.shape)} "
+            f"and {tuple(keys.shape)}"
+        )
+    for name, gate in gates._asdict().items():
+        if gate.shape != keys.shape[:3]:
+            raise ValueError(
+                f"gates.{name} must be [batch, time, heads] = {tuple(keys.shape[:3])}, "
+                f"got {tuple(gate.shape)}"
+            )
+
+
+def check_state(state: MemoryState, keys: Tensor, values: Tensor, options: ScanOptions) -> None:
+    """Raise `StateError` unless the state fits these keys and values."""
+    batch, _, heads, key_dim = keys.shape
+    if state.batch != batch:
+        raise StateError(
+            f"the state has {state.batch} rows, the input {batch}; "
+            "use state.select(...) or start from a state of the right batch"
+        )
+    first, last = state.weights[0], [w for w in state.weights if w.ndim == 4][-1]
+    if state.num_heads != heads:
+        raise StateError(f"the state has {state.num_heads} heads, the input {heads}")
+    if first.shape[-1] != key_dim or last.shape[-2] != values.shape[-1]:
+        raise StateError(
+            f"the state's memory maps {first.shape[-1]} -> {last.shape[-2]} features, the input "
+            f"asks for {key_dim} -> {values.shape[-1]}: they belong to different configurations"
+        )
+    if options.residual and key_dim != values.shape[-1]:
+        raise ValueError(
+            f"a residual memory needs keys and values of one width, got {key_dim} and "
+            f"{values.shape[-1]}"
+        )
+    if state.device != keys.device:
+        raise StateError(
+            f"the state is on {state.device}, the input on {keys.device}; use state.to(device)"
+        )
+    if keys.dtype == torch.float64 and state.dtype != torch.float64:
+        raise StateError(
+            f"the input is float64, the state {state.dtype}; use state.to(dtype=torch.float64)"
+        )

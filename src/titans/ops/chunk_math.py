@@ -1,0 +1,438 @@
+"""One chunk of the memory scan and its derivative, in closed form: all matmuls, no autograd.
+
+Inside a chunk of b tokens every gradient is taken at the chunk's start, so each is a product
+`delta_i a_i^T`, and the weights after token t are a mix that never has to be formed:
+
+    M_t = beta_t M + u_t S - sum_{i<=t} C[t, i] theta_i delta_i a_i^T
+
+The functions work on one stack of rows (batch x heads, here `n`), tokens as rows `[n b dim]`.
+Weight and momentum of a layer lie side by side, `[n out 2*in]`, so that a read, a write and
+their derivatives are one matmul each. A bias is a weight on a constant input of one.
+Derivation: ops/README.md. Called by `ops.chunk_scan`, which owns the loop over chunks.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from titans.ops.options import ScanOptions
+
+_silu_backward = torch.ops.aten.silu_backward
+
+
+class Recall(NamedTuple):
+    """What the memory makes of a chunk's keys at the chunk's start, layer by layer."""
+
+    inputs: list[Tensor]
+    """a_{l-1}: what each layer sees, with a column of ones where it has a bias."""
+    pre: list[Tensor]
+    """z_l: each layer's output before its activation (all but the last)."""
+    back: list[Tensor]
+    """W_{l+1}^T delta_{l+1}: what reaches each activation on the way back (all but the last)."""
+    deltas: list[Tensor]
+    """delta_l = dl/dz_l."""
+    residue: Tensor
+    """M(k) - v."""
+
+
+class Coefficients(NamedTuple):
+    """How the gates of a chunk mix the start weights, the momentum and the writes."""
+
+    decay: Tensor
+    """A[t, j]: what is left at token t of what was added at token j."""
+    momentum: Tensor
+    """H[j, i]: what is left at token j of the surprise of token i."""
+    mix: Tensor
+    """C = A diag(active) H."""
+    beta: Tensor
+    """beta_t: what is left of the start weights."""
+    carry: Tensor
+    """E_t: what is left of the start momentum."""
+    u: Tensor
+    """u = A diag(active) E: how much of the start momentum has been added."""
+
+
+class GateValues(NamedTuple):
+    """The gates of a chunk, `[n b]`, already neutral (0, 1, 0) where `active` is zero."""
+
+    alpha: Tensor
+    eta: Tensor
+    theta: Tensor
+    active: Tensor | None
+
+
+def with_ones(x: Tensor, has_bias: bool) -> Tensor:
+    """Append the constant input that a bias is the weight of."""
+    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1) if has_bias else x
+
+
+def recall_keys(
+    keys: Tensor, values: Tensor, start: list[Tensor], biased: list[bool], options: ScanOptions
+) -> Recall:
+    """Run the memory at `start` on the keys and the error back through it (eq. 12)."""
+    depth = len(start)
+    inputs, pre = [with_ones(keys, biased[0])], []
+    for layer in range(depth - 1):
+        pre.append(torch.bmm(inputs[-1], start[layer].mT))
+        inputs.append(with_ones(torch.nn.functional.silu(pre[-1]), biased[layer + 1]))
+    residue = torch.bmm(inputs[-1], start[-1].mT).sub_(values)
+    if options.residual:
+        residue += keys
+    deltas, back = [loss_slope(residue, options)], []
+    for layer in range(depth - 2, -1, -1):
+        weight = start[layer + 1]
+        width = weight.shape[-1] - biased[layer + 1]
+        back.insert(0, torch.bmm(deltas[0], weight[..., :width]))
+        deltas.insert(0, _silu_backward(back[0], pre[layer]))
+    return Recall(inputs, pre, back, deltas, residue)
+
+
+def loss_value(residue: Tensor, options: ScanOptions) -> Tensor:
+    """The inner loss of each token, `[n b]`."""
+    if options.loss == "huber":
+        size, delta = residue.abs(), options.huber_delta
+        return torch.where(size <= delta, size * size, 2 * delta * size - delta**2).sum(-1)
+    if options.loss == "lp":
+        return residue.abs().pow(options.lp_power).sum(-1)
+    return residue.square().sum(-1)
+
+
+def loss_slope(residue: Tensor, options: ScanOptions) -> Tensor:
+    """The derivative of the inner loss by the memory's output."""
+    if options.loss == "huber":
+        return 2 * residue.clamp(-options.huber_delta, options.huber_delta)
+    if options.loss == "lp":
+        power = options.lp_power
+        return power * residue.abs().pow(power - 1) * residue.sign()
+    return 2 * residue
+
+
+def loss_curvature(residue: Tensor, options: ScanOptions) -> Tensor | float:
+    """The second derivative of the inner loss by the memory's output."""
+    if options.loss == "huber":
+        return 2 * (residue.abs() <= options.huber_delta).to(residue.dtype)
+    if options.loss == "lp":
+        power, size = options.lp_power, residue.abs()
+        bent = power * (power - 1) * size.pow(power - 2)
+        return torch.where(size > 0, bent, torch.zeros_like(bent))
+    return 2.0
+
+
+def grad_norm_squared(recall: Recall) -> Tensor:
+    """|grad l|^2 over all layers, `[n b]`: every gradient has rank one, so no matrix is formed."""
+    pairs = zip(recall.deltas, recall.inputs, strict=True)
+    return sum(d.square().sum(-1) * a.square().sum(-1) for d, a in pairs)  # type: ignore[return-value]
+
+
+def coefficients(gates: GateValues) -> Coefficients:
+    """Mix the gates of a chunk. Products are taken directly, so gates of exactly 0 and 1 are fine."""
+    keep = 1 - gates.alpha
+    decay, momentum = _running_products(keep), _running_products(gates.eta)
+    beta = decay[..., 0] * keep[:, :1]
+    carry = momentum[..., 0] * gates.eta[:, :1]
+    added = decay if gates.active is None else decay * gates.active[:, None, :]
+    mix = torch.bmm(added, momentum)
+    u = torch.bmm(added, carry[..., None]).squeeze(-1)
+    return Coefficients(decay, momentum, mix, beta, carry, u)
+
+
+def _running_products(factor: Tensor) -> Tensor:
+    """P[t, j] = factor_{j+1} * ... * factor_t, lower triangular with a unit diagonal."""
+    size = factor.shape[1]
+    if size == 1:
+        return torch.ones_like(factor)[..., None]
+    below = _lower_mask(size, factor.device)
+    # [j t], so that the running product goes along the fast axis.
+    ladder = torch.where(below.mT, factor[:, None, :], 1.0)
+    return ladder.cumprod(-1).mT.tril()
+
+
+_masks: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def _lower_mask(size: int, device: torch.device) -> Tensor:
+    """Ones strictly below the diagonal; kept, since every chunk asks for the same one."""
+    if torch.compiler.is_compiling():
+        return torch.ones(size, size, dtype=torch.bool, device=device).tril(-1)
+    if (size, device) not in _masks:
+        _masks[size, device] = torch.ones(size, size, dtype=torch.bool, device=device).tril(-1)
+    return _masks[size, device]
+
+
+class ReadRows(NamedTuple):
+    """The rows of beta, u and C * theta that a read uses."""
+
+    beta: Tensor
+    u: Tensor
+    writes: Tensor
+
+
+def read_rows(mixed: Coefficients, theta: Tensor, options: ScanOptions) -> ReadRows:
+    """After the write: row t. Before it: row t - 1, and the start weights for the first token."""
+    writes = mixed.mix * theta[:, None, :]
+    if options.read == "after":
+        return ReadRows(mixed.beta, mixed.u, writes)
+    pad = torch.nn.functional.pad
+    return ReadRows(
+        pad(mixed.beta[:, :-1], (1, 0), value=1.0),
+        pad(mixed.u[:, :-1], (1, 0)),
+        pad(writes[:, :-1], (0, 0, 1, 0)),
+    )
+
+
+class Read(NamedTuple):
+    """A read, layer by layer, with what its derivative needs."""
+
+    inputs: list[Tensor]
+    """r_{l-1}."""
+    similar: list[Tensor]
+    """r_{l-1} . a_{l-1}: how much each query resembles each write."""
+    pre: list[Tensor]
+    """z^q_l."""
+
+
+def read_memory(
+    queries: Tensor,
+    recall: Recall,
+    rows: ReadRows,
+    packed: list[Tensor],
+    base: list[Tensor] | None,
+    biased: list[bool],
+) -> Read:
+    """y_t = M_t(q_t) for all tokens at once (eq. 15)."""
+    depth = len(packed)
+    inputs, similar, pre = [with_ones(queries, biased[0])], [], []
+    for layer in range(depth):
+        r = inputs[-1]
+        similar.append(torch.bmm(r, recall.inputs[layer].mT))
+        z = torch.bmm(_scaled_pair(r, rows.beta, rows.u), packed[layer].mT)
+        if base is not None:
+            z = torch.baddbmm(z, r, base[layer].mT)
+        pre.append(torch.baddbmm(z, similar[-1] * rows.writes, recall.deltas[layer], alpha=-1))
+        if layer < depth - 1:
+            inputs.append(with_ones(torch.nn.functional.silu(pre[-1]), biased[layer + 1]))
+    return Read(inputs, similar, pre)
+
+
+def _scaled_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """`[first * x, second * x]` side by side."""
+    return torch.cat([x * first[..., None], x * second[..., None]], dim=-1)
+
+
+def carry_state(
+    packed: list[Tensor], recall: Recall, mixed: Coefficients, theta: Tensor
+) -> list[Tensor]:
+    """Weights and momentum after the chunk's last token (eq. 13, 14)."""
+    write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
+    beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
+    after = []
+    for both, a, delta in zip(packed, recall.inputs, recall.deltas, strict=True):
+        weight, momentum = both.chunk(2, dim=-1)
+        moved = torch.cat([torch.addcmul(weight * beta, momentum, u), momentum * carry], dim=-1)
+        after.append(moved.baddbmm_(delta.mT, _scaled_pair(a, write, push), alpha=-1))
+    return after
+
+
+class ReadGrads(NamedTuple):
+    """The derivative of a read."""
+
+    queries: Tensor
+    inputs: list[Tensor]
+    deltas: list[Tensor]
+    packed: list[Tensor]
+    base: list[Tensor] | None
+    rows: ReadRows
+
+
+def read_memory_backward(
+    grad: Tensor,
+    read: Read,
+    recall: Recall,
+    rows: ReadRows,
+    packed: list[Tensor],
+    base: list[Tensor] | None,
+    biased: list[bool],
+) -> ReadGrads:
+    """Carry the derivative by the outputs back through `read_memory`."""
+    depth = len(packed)
+    d_inputs, d_deltas, d_packed, d_base = [], [], [], []
+    d_beta = d_u = d_writes = None
+    for layer in range(depth - 1, -1, -1):
+        r, a, similar = read.inputs[layer], recall.inputs[layer], read.similar[layer]
+        d_deltas.insert(0, torch.bmm((similar * rows.writes).mT, grad).neg_())
+        d_mixed = torch.bmm(grad, recall.deltas[layer].mT).neg_()
+        d_similar = d_mixed * rows.writes
+        d_writes = d_mixed.mul_(similar) if d_writes is None else d_writes.addcmul_(d_mixed, similar)
+        d_packed.insert(0, torch.bmm(grad.mT, _scaled_pair(r, rows.beta, rows.u)))
+        d_left, d_right = torch.bmm(grad, packed[layer]).chunk(2, dim=-1)
+        layer_beta, layer_u = (d_left * r).sum(-1), (d_right * r).sum(-1)
+        d_beta = layer_beta if d_beta is None else d_beta + layer_beta
+        d_u = layer_u if d_u is None else d_u + layer_u
+        d_r = torch.addcmul(d_left * rows.beta[..., None], d_right, rows.u[..., None])
+        d_r = d_r.baddbmm_(d_similar, a)
+        if base is not None:
+            d_base.insert(0, torch.bmm(grad.mT, r))
+            d_r = d_r.baddbmm_(grad, base[layer])
+        d_inputs.insert(0, torch.bmm(d_similar.mT, r))
+        if biased[layer]:
+            d_r = d_r[..., :-1]
+        grad = _silu_backward(d_r, read.pre[layer - 1]) if layer else d_r
+    assert d_beta is not None and d_u is not None and d_writes is not None
+    return ReadGrads(
+        grad, d_inputs, d_deltas, d_packed, d_base or None, ReadRows(d_beta, d_u, d_writes)
+    )
+
+
+class CarryGrads(NamedTuple):
+    """The derivative of a carry, by what `Coefficients` hold at the last token, and by theta."""
+
+    inputs: list[Tensor]
+    deltas: list[Tensor]
+    packed: list[Tensor]
+    write: Tensor
+    push: Tensor
+    beta: Tensor
+    u: Tensor
+    carry: Tensor
+
+
+def carry_state_backward(
+    grads: list[Tensor], packed: list[Tensor], recall: Recall, mixed: Coefficients, theta: Tensor
+) -> CarryGrads:
+    """Carry the derivative by the next chunk's start back through `carry_state`."""
+    write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
+    beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
+    d_inputs, d_deltas, d_packed = [], [], []
+    sums = torch.zeros(3, theta.shape[0], dtype=theta.dtype, device=theta.device)
+    d_write, d_push = torch.zeros_like(theta), torch.zeros_like(theta)
+    for grad, both, a, delta in zip(grads, packed, recall.inputs, recall.deltas, strict=True):
+        weight, momentum = both.chunk(2, dim=-1)
+        d_weight, d_momentum = grad.chunk(2, dim=-1)
+        d_deltas.append(torch.bmm(_scaled_pair(a, write, push), grad.mT).neg_())
+        left, right = torch.bmm(delta, grad).chunk(2, dim=-1)
+        d_inputs.append(
+            torch.addcmul(left * write[..., None], right, push[..., None]).neg_()
+        )
+        d_write -= (left * a).sum(-1)
+        d_push -= (right * a).sum(-1)
+        sums[0] += (d_weight * weight).sum((-2, -1))
+        sums[1] += (d_weight * momentum).sum((-2, -1))
+        sums[2] += (d_momentum * momentum).sum((-2, -1))
+        d_packed.append(
+            torch.cat(
+                [d_weight * beta, torch.addcmul(d_weight * u, d_momentum, carry)], dim=-1
+            )
+        )
+    return CarryGrads(d_inputs, d_deltas, d_packed, d_write, d_push, *sums.unbind(0))
+
+
+class RecallGrads(NamedTuple):
+    """The derivative of `recall_keys`."""
+
+    keys: Tensor
+    values: Tensor
+    start: list[Tensor] | None
+
+
+def recall_keys_backward(
+    d_inputs: list[Tensor],
+    d_deltas: list[Tensor],
+    d_loss: Tensor | None,
+    recall: Recall,
+    start: list[Tensor],
+    biased: list[bool],
+    options: ScanOptions,
+) -> RecallGrads:
+    """Carry the derivative back through the keys' forward and backward pass: the second order."""
+    depth = len(start)
+    keep_start = options.gradient == "full"
+    d_start: list[Tensor] = []
+    d_pre: list[Tensor] = []
+    widths = [w.shape[-1] - b for w, b in zip(start, biased, strict=True)]
+    # The backward pass of the memory, from the first layer up: delta_l hangs on delta_{l+1}.
+    for layer in range(depth - 1):
+        z, back, grad = recall.pre[layer], recall.back[layer], d_deltas[layer]
+        upper = start[layer + 1][..., : widths[layer + 1]]
+        d_back, bent = _silu_derivatives(z, grad, back)
+        d_pre.append(bent)
+        d_deltas[layer + 1] = torch.baddbmm(d_deltas[layer + 1], d_back, upper.mT)
+        if keep_start:
+            d_start.append(torch.bmm(recall.deltas[layer + 1].mT, d_back))
+    curvature = loss_curvature(recall.residue, options)
+    d_out = d_deltas[-1] * curvature
+    if d_loss is not None:
+        d_out = d_out + d_loss[..., None] * recall.deltas[-1]
+    # The forward pass of the memory, from the last layer down.
+    grad, weights = d_out, []
+    for layer in range(depth - 1, -1, -1):
+        if keep_start:
+            weights.insert(0, torch.bmm(grad.mT, recall.inputs[layer]))
+        d_a = torch.baddbmm(d_inputs[layer], grad, start[layer])[..., : widths[layer]]
+        if layer:
+            grad = d_pre[layer - 1] + _silu_backward(d_a, recall.pre[layer - 1])
+        else:
+            grad = d_a
+    if keep_start:
+        for layer in range(depth - 1):
+            weights[layer + 1][..., : widths[layer + 1]] += d_start[layer]
+    d_keys = grad + d_out if options.residual else grad
+    return RecallGrads(d_keys, -d_out, weights if keep_start else None)
+
+
+def _silu_derivatives(z: Tensor, grad: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `back * silu'(z)`: the derivative by `back` and by `z`, both times `grad`."""
+    gate = torch.sigmoid(z)
+    rest = 1 - gate
+    slope = torch.addcmul(gate, gate * rest, z)  # silu'(z) = s + z s (1 - s)
+    # silu''(z) = s (1 - s) (2 + z (1 - 2 s))
+    bend = (rest - gate).mul_(z).add_(2).mul_(gate).mul_(rest)
+    return grad * slope, bend.mul_(grad).mul_(back)
+
+
+class GateGrads(NamedTuple):
+    """The derivative of `coefficients`."""
+
+    alpha: Tensor
+    eta: Tensor
+
+
+def coefficients_backward(
+    gates: GateValues,
+    mixed: Coefficients,
+    d_mix: Tensor,
+    d_last_momentum: Tensor,
+    d_beta: Tensor,
+    d_u: Tensor,
+    d_last_carry: Tensor,
+) -> GateGrads:
+    """Carry the derivative back to the gates.
+
+    A running-product matrix is `P = (I - diag(f) shift)^-1`, so `dP = P^T dP P^T` gives the
+    derivative by the factors without dividing by any of them.
+    """
+    keep = 1 - gates.alpha
+    active = gates.active
+    added = mixed.decay if active is None else mixed.decay * active[:, None, :]
+    d_added = torch.bmm(d_mix, mixed.momentum.mT)
+    d_added.baddbmm_(d_u[..., None], mixed.carry[:, None, :])
+    d_momentum = torch.bmm(added.mT, d_mix)
+    d_momentum[:, -1] += d_last_momentum
+    d_carry = torch.bmm(added.mT, d_u[..., None]).squeeze(-1)
+    d_carry[:, -1] += d_last_carry
+    d_momentum[..., 0] += d_carry * gates.eta[:, :1]
+    d_decay = d_added if active is None else d_added * active[:, None, :]
+    d_decay[..., 0] += d_beta * keep[:, :1]
+
+    d_keep = _running_products_backward(mixed.decay, d_decay)
+    d_keep[:, 0] += (d_beta * mixed.decay[..., 0]).sum(-1)
+    d_eta = _running_products_backward(mixed.momentum, d_momentum)
+    d_eta[:, 0] += (d_carry * mixed.momentum[..., 0]).sum(-1)
+    return GateGrads(-d_keep, d_eta)
+
+
+def _running_products_backward(product: Tensor, grad: Tensor) -> Tensor:
+    inner = torch.bmm(product.mT, grad.tril_())
+    out = product.new_zeros(product.shape[:2])
+    out[:, 1:] = (inner[:, 1:] * product[:, :-1]).sum(-1)
+    return out
