@@ -263,7 +263,9 @@ def read_memory_backward(
         d_deltas.insert(0, torch.bmm((similar * rows.writes).mT, grad).neg_())
         d_mixed = torch.bmm(grad, recall.deltas[layer].mT).neg_()
         d_similar = d_mixed * rows.writes
-        d_writes = d_mixed.mul_(similar) if d_writes is None else d_writes.addcmul_(d_mixed, similar)
+        d_writes = (
+            d_mixed.mul_(similar) if d_writes is None else d_writes.addcmul_(d_mixed, similar)
+        )
         d_packed.insert(0, torch.bmm(grad.mT, _scaled_pair(r, rows.beta, rows.u)))
         d_left, d_right = torch.bmm(grad, packed[layer]).chunk(2, dim=-1)
         layer_beta, layer_u = (d_left * r).sum(-1), (d_right * r).sum(-1)
@@ -311,18 +313,14 @@ def carry_state_backward(
         d_weight, d_momentum = grad.chunk(2, dim=-1)
         d_deltas.append(torch.bmm(_scaled_pair(a, write, push), grad.mT).neg_())
         left, right = torch.bmm(delta, grad).chunk(2, dim=-1)
-        d_inputs.append(
-            torch.addcmul(left * write[..., None], right, push[..., None]).neg_()
-        )
+        d_inputs.append(torch.addcmul(left * write[..., None], right, push[..., None]).neg_())
         d_write -= (left * a).sum(-1)
         d_push -= (right * a).sum(-1)
         sums[0] += (d_weight * weight).sum((-2, -1))
         sums[1] += (d_weight * momentum).sum((-2, -1))
         sums[2] += (d_momentum * momentum).sum((-2, -1))
         d_packed.append(
-            torch.cat(
-                [d_weight * beta, torch.addcmul(d_weight * u, d_momentum, carry)], dim=-1
-            )
+            torch.cat([d_weight * beta, torch.addcmul(d_weight * u, d_momentum, carry)], dim=-1)
         )
     return CarryGrads(d_inputs, d_deltas, d_packed, d_write, d_push, *sums.unbind(0))
 

@@ -92,9 +92,7 @@ def chunk_forward(
         start = chunk_start(packed, base)
     recall = cm.recall_keys(tokens.keys, tokens.values, start, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
-    gates, load = apply_verdict(
-        tokens.alpha, tokens.eta, tokens.theta, load, verdict, options
-    )
+    gates, load = apply_verdict(tokens.alpha, tokens.eta, tokens.theta, load, verdict, options)
     mixed = cm.coefficients(gates)
     rows = cm.read_rows(mixed, gates.theta, options)
     read = cm.read_memory(tokens.queries, recall, rows, packed, base, biased)
@@ -249,9 +247,7 @@ class ChunkScan(torch.autograd.Function):
             last_start = given
             fresh_load = load if first else torch.zeros_like(load)
             before = packed
-            result = run(
-                tokens.slice(begin, begin + length), fresh_load, packed, given, base, plan
-            )
+            result = run(tokens.slice(begin, begin + length), fresh_load, packed, given, base, plan)
             packed, load = result.packed, result.load
             outputs.append(result.outputs)
             if plan.want_surprise:

@@ -95,7 +95,9 @@ class _Run:
         time = tokens[0].shape[1]
         offset = int(state.position[0]) % self.chunk_size
         pieces = _cut(time, offset, self.chunk_size)
-        outputs, surprise, state, start, load = self._scan(tokens, active, state, pieces, offset > 0)
+        outputs, surprise, state, start, load = self._scan(
+            tokens, active, state, pieces, offset > 0
+        )
         closed = (offset + time) % self.chunk_size == 0
         state = state.replace(
             chunk_weights=state.weights if closed else start,

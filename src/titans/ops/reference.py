@@ -105,8 +105,7 @@ def _absorb(
         for s, g in zip(state.momentum, gradient, strict=True)
     )
     weights = tuple(
-        (1 - _per_weight(alpha, w)) * w + s
-        for w, s in zip(state.weights, momentum, strict=True)
+        (1 - _per_weight(alpha, w)) * w + s for w, s in zip(state.weights, momentum, strict=True)
     )
     if options.forget_towards == "initial":
         weights = tuple(
@@ -127,9 +126,7 @@ def _absorb(
             weights=weights,
             momentum=momentum,
             # A full chunk is closed at once: what is kept is where the next one begins.
-            chunk_weights=_where(
-                real & ((state.position + 1) % chunk_size == 0), weights, start
-            ),
+            chunk_weights=_where(real & ((state.position + 1) % chunk_size == 0), weights, start),
             initial_weights=state.initial_weights,
             step_load=torch.where(
                 (real & ((state.position + 1) % chunk_size == 0))[:, None],

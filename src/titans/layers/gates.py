@@ -1,0 +1,125 @@
+"""The gates of the memory: how much to forget, to keep of past surprise, to write."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from titans.ops import Gates
+
+GateKind = Literal["token", "chunk", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """How the gates are made, and where they start."""
+
+    kind: GateKind = "token"
+    """`token`: from each token. `chunk`: from the first token of a chunk, held for the whole of
+    it. `constant`: the initial values, for good."""
+    forget_init: float = 5e-4
+    """Initial alpha. Keep 1 / alpha above the lengths trained on: faster forgetting than that
+    is never unlearned."""
+    momentum_init: float = 0.5
+    """Initial eta."""
+    step_init: float = 0.1
+    """Initial theta."""
+    step_max: float = 1.0
+    """Largest theta."""
+    use_forgetting: bool = True
+    """Off: alpha = 0."""
+    use_momentum: bool = True
+    """Off: eta = 0."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("token", "chunk", "constant"):
+            raise ValueError(f"gates must be token, chunk or constant, got {self.kind!r}")
+        for name in ("forget_init", "momentum_init"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0 <= self.step_init <= self.step_max:
+            raise ValueError(
+                f"step_init must lie in [0, step_max = {self.step_max}], got {self.step_init}"
+            )
+
+
+class MemoryGates(nn.Module):
+    """Linear + sigmoid, one number per token and head; biases set by `GateSettings`."""
+
+    def __init__(self, dim: int, num_heads: int, chunk_size: int, settings: GateSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.num_heads = num_heads
+        self.chunk_size = chunk_size
+        start = (
+            settings.forget_init,
+            settings.momentum_init,
+            settings.step_init / settings.step_max if settings.step_max else 0.0,
+        )
+        self.used = (settings.use_forgetting, settings.use_momentum, True)
+        self.register_buffer("constants", torch.tensor(start), persistent=False)
+        if settings.kind != "constant":
+            self.proj = nn.Linear(dim, sum(self.used) * num_heads)
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Weights near zero and biases that give the initial gates."""
+        if self.settings.kind == "constant":
+            return
+        nn.init.normal_(self.proj.weight, std=0.02)
+        start = [c for c, used in zip(self.constants.tolist(), self.used, strict=True) if used]
+        logits = [math.log(p / (1 - p)) for p in (min(max(s, 1e-6), 1 - 1e-6) for s in start)]
+        self.proj.bias.copy_(torch.tensor(logits).repeat_interleave(self.num_heads))
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time dim"],
+        position: Int[Tensor, " batch"],
+        held: Float[Tensor, "batch 3 heads"],
+        count: Int[Tensor, " batch"] | None,
+    ) -> tuple[Gates, Float[Tensor, "batch 3 heads"]]:
+        """The gates of every token, and those that the open chunk holds for the next call.
+
+        Args:
+            position: tokens absorbed before this call, per row.
+            held: the open chunk's gates (only `kind="chunk"` looks at them).
+            count: how many of each row's tokens are real (they come first); None means all.
+        """
+        values = self._values(x)
+        if self.settings.kind == "chunk":
+            values, held = self._hold(values, position, held, count)
+        alpha, eta, theta = values.unbind(2)
+        return Gates(alpha, eta, theta * self.settings.step_max), held
+
+    def _values(self, x: Tensor) -> Tensor:
+        """alpha, eta, theta / step_max as `[batch time 3 heads]`."""
+        batch, time = x.shape[:2]
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if self.settings.kind == "constant":
+            on = torch.tensor(self.used, device=x.device)
+            row = torch.where(on, self.constants, 0.0).to(dtype)
+            return row[None, None, :, None].expand(batch, time, 3, self.num_heads)
+        found = torch.sigmoid(self.proj(x).to(dtype)).unflatten(-1, (-1, self.num_heads))
+        parts = iter(found.unbind(2))
+        off = found.new_zeros(batch, time, self.num_heads)
+        return torch.stack([next(parts) if used else off for used in self.used], dim=2)
+
+    def _hold(
+        self, values: Tensor, position: Tensor, held: Tensor, count: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Give every token the gates of its chunk's first token."""
+        batch, time = values.shape[:2]
+        rows = torch.arange(batch, device=values.device)[:, None]
+        places = torch.arange(time, device=values.device)[None, :]
+        opened = (position[:, None] + places) // self.chunk_size * self.chunk_size
+        first = opened - position[:, None]
+        chosen = values[rows, first.clamp_min(0)]
+        chosen = torch.where((first >= 0)[..., None, None], chosen, held[:, None].to(values.dtype))
+        if count is None:
+            return chosen, chosen[:, -1].to(held.dtype)
+        last = chosen[rows[:, 0], (count - 1).clamp_min(0)].to(held.dtype)
+        return chosen, torch.where((count > 0)[:, None, None], last, held)

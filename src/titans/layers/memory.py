@@ -1,0 +1,358 @@
+"""`NeuralMemory`: the long-term memory as a plain layer, `y, state = memory(x, state)`.
+
+It owns what is learned in training (projections, gates, the memory's initial weights) and calls
+`titans.ops` for what is learned at test time. It knows no model and no tokens: `x` may be
+anything that comes as `[batch, time, dim]`. Paper: sections 3.1 and 4.4.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from titans import ops
+from titans.errors import StateError
+from titans.layers.gates import GateSettings, MemoryGates
+from titans.layers.memory_networks import MLP
+from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.norm import RMSNorm
+from titans.layers.rows import compact, scatter_back, take_columns
+from titans.layers.short_conv import ShortConv, next_tail
+from titans.ops import Gates, MemoryState, ScanOptions, Surprise
+from titans.ops.functional import NetworkMemory
+
+MemoryInit = Literal["learned", "random", "zero_last"]
+
+STABLE = ScanOptions(forget_towards="initial", step_budget=0.9)
+"""The layer's default: stable at every chunk size (docs/decisions/0003-step-budget.md) and never
+dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts around the memory; each can be switched off, as the ablations do."""
+
+    conv_size: int = 4
+    """Width of the causal convolutions after the projections; 0 is none."""
+    activation: bool = True
+    """SiLU on queries, keys and values."""
+    normalize: bool = True
+    """L2 norm of queries and keys, per head."""
+    output_norm: bool = True
+    """RMS norm of what is read, per head."""
+    output_gate: bool = True
+    """Multiply what is read by a sigmoid of a projection of the input."""
+    output_proj: bool = True
+    """Project the heads back to `dim`."""
+    bias: bool = False
+    """Biases in the query, key and value projections."""
+
+
+class NeuralMemory(nn.Module):
+    """A memory whose weights learn while it reads.
+
+    Args:
+        dim: width of the input and the output.
+        num_heads: memories side by side, each with its own weights and gates.
+        head_dim: width of a head; `dim // num_heads` by default.
+        memory: the network that is written: an `MLP`, or any module that maps
+            `[..., head_dim]` to `[..., head_dim]` (slower; titans.layers.memory_networks).
+        chunk_size: tokens whose gradients are taken at the same weights; 1 is the exact
+            online rule, larger is faster.
+        gates: how forgetting, momentum and step size are made.
+        parts: which of the paper's parts are used.
+        init: initial weights of the memory: learned; random and fixed; or learned with a last
+            layer of zeros, so that an empty memory reads zero.
+        options: what the scan does beyond the plain recurrence.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int = 4,
+        head_dim: int | None = None,
+        memory: MLP | nn.Module = MLP(),  # noqa: B008 (frozen)
+        chunk_size: int = 64,
+        gates: GateSettings = GateSettings(),  # noqa: B008 (frozen)
+        parts: Parts = Parts(),  # noqa: B008 (frozen)
+        init: MemoryInit = "learned",
+        options: ScanOptions = STABLE,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim < 1:
+            raise ValueError(f"dim and num_heads must be at least 1, got {dim} and {num_heads}")
+        if head_dim is None:
+            if dim % num_heads:
+                raise ValueError(f"dim {dim} does not divide into {num_heads} heads; give head_dim")
+            head_dim = dim // num_heads
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        if init not in ("learned", "random", "zero_last"):
+            raise ValueError(f"init must be learned, random or zero_last, got {init!r}")
+        inner = num_heads * head_dim
+        if not parts.output_proj and inner != dim:
+            raise ValueError(
+                f"without output_proj, num_heads * head_dim ({inner}) must equal dim ({dim})"
+            )
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        self.chunk_size, self.parts = chunk_size, parts
+
+        self.query_proj = nn.Linear(dim, inner, bias=parts.bias)
+        self.key_proj = nn.Linear(dim, inner, bias=parts.bias)
+        self.value_proj = nn.Linear(dim, inner, bias=parts.bias)
+        if parts.conv_size:
+            self.query_conv = ShortConv(inner, parts.conv_size)
+            self.key_conv = ShortConv(inner, parts.conv_size)
+            self.value_conv = ShortConv(inner, parts.conv_size)
+        self.gates = MemoryGates(dim, num_heads, chunk_size, gates)
+        if parts.output_norm:
+            self.output_norm = RMSNorm(head_dim)
+        if parts.output_gate:
+            self.output_gate = nn.Linear(dim, inner, bias=False)
+        if parts.output_proj:
+            self.output_proj = nn.Linear(inner, dim, bias=False)
+        self.network = None if isinstance(memory, MLP) else NetworkMemory(memory)
+        if isinstance(memory, MLP) and memory.residual:
+            options = ScanOptions(**{**vars(options), "residual": True})
+        self.options = options
+        self._set_initial_memory(memory, init)
+
+    def _set_initial_memory(self, memory: MLP | nn.Module, init: MemoryInit) -> None:
+        """M_0: parameters, or buffers if they are not to be learned."""
+        if isinstance(memory, MLP):
+            parameters = memory.initial_parameters(self.num_heads, self.head_dim)
+            last = len(parameters) - (2 if memory.bias else 1)
+        else:
+            assert self.network is not None
+            parameters = self.network.initial_parameters(self.num_heads)
+            last = len(parameters) - 1
+        if init == "zero_last":
+            parameters[last].zero_()
+        self._num_memory_parameters = len(parameters)
+        for number, parameter in enumerate(parameters):
+            if init == "random":
+                self.register_buffer(f"memory_{number}", parameter)
+            else:
+                self.register_parameter(f"memory_{number}", nn.Parameter(parameter))
+
+    @property
+    def initial_memory(self) -> list[Tensor]:
+        """M_0, per tensor `[heads, ...]`."""
+        return [getattr(self, f"memory_{i}") for i in range(self._num_memory_parameters)]
+
+    def initial_state(self, batch: int) -> NeuralMemoryState:
+        """The state before the first token of every row."""
+        memory = MemoryState.from_parameters(self.initial_memory, batch)
+        past = max(self.parts.conv_size - 1, 0)
+        inner = self.num_heads * self.head_dim
+        like = self.query_proj.weight
+        return NeuralMemoryState(
+            memory,
+            like.new_zeros(batch, past, 3 * inner),
+            like.new_zeros(batch, past, inner),
+            like.new_zeros(batch, 3, self.num_heads),
+        )
+
+    def reset(self, state: NeuralMemoryState, rows: Bool[Tensor, " batch"]) -> NeuralMemoryState:
+        """Start some rows anew, and leave the others as they are."""
+        fresh = self.initial_state(state.batch).named_tensors()
+        chosen = {
+            name: torch.where(rows.view(-1, *[1] * (t.ndim - 1)), fresh[name], t)
+            for name, t in state.named_tensors().items()
+        }
+        return NeuralMemoryState.from_named_tensors(chosen)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time {self.dim}"],
+        state: NeuralMemoryState | None = None,
+        *,
+        mask: Bool[Tensor, "batch time"] | None = None,
+        write_mask: Bool[Tensor, "batch time"] | None = None,
+        return_surprise: bool = False,
+    ) -> (
+        tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]
+        | tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState, Surprise]
+    ):
+        """Write every token into the memory and read it back, causally.
+
+        Args:
+            state: where to continue; None starts from the initial memory.
+            mask: False marks padding, which changes nothing and gives zero.
+            write_mask: False marks tokens that read but do not write.
+            return_surprise: also return each token's loss and gradient norm per head.
+        """
+        state = self._check(x, state)
+        if mask is None or bool(mask.all()):
+            y, state, surprise = self._run(x, state, None, write_mask)
+        else:
+            order, count = compact(mask)
+            writes = None if write_mask is None else take_columns(write_mask, order)
+            y, state, surprise = self._run(take_columns(x, order), state, count, writes)
+            y = scatter_back(y, order)
+            surprise = Surprise(*(scatter_back(s, order) for s in surprise))
+        return (y, state, surprise) if return_surprise else (y, state)
+
+    def write(
+        self,
+        x: Float[Tensor, "batch time {self.dim}"],
+        state: NeuralMemoryState | None = None,
+        *,
+        mask: Bool[Tensor, "batch time"] | None = None,
+    ) -> NeuralMemoryState:
+        """Write without reading: the state that `forward` would return."""
+        return self(x, state, mask=mask)[1]
+
+    def read(
+        self,
+        x: Float[Tensor, "batch time {self.dim}"],
+        state: NeuralMemoryState,
+        *,
+        mask: Bool[Tensor, "batch time"] | None = None,
+    ) -> tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]:
+        """Read at the present weights. Nothing is written; only the read's own tail moves."""
+        state = self._check(x, state)
+        if mask is not None and not bool(mask.all()):
+            order, count = compact(mask)
+            y, state = self._read(take_columns(x, order), state, count)
+            return scatter_back(y * _real(count, x.shape[1], y), order), state
+        return self._read(x, state, None)
+
+    def _read(
+        self, x: Tensor, state: NeuralMemoryState, count: Tensor | None
+    ) -> tuple[Tensor, NeuralMemoryState]:
+        raw = self.query_proj(x)
+        queries = self._shape(raw, state.read_tail, "query")
+        if self.network is not None:
+            out = self.network.read(queries, state.memory)
+        else:
+            out = ops.read_memory(queries, state.memory, residual=self.options.residual)
+        state = state.replace(read_tail=next_tail(raw, state.read_tail, count))
+        return self._output(out, x), state
+
+    def _run(
+        self,
+        x: Tensor,
+        state: NeuralMemoryState,
+        count: Tensor | None,
+        write_mask: Tensor | None,
+    ) -> tuple[Tensor, NeuralMemoryState, Surprise]:
+        """Rows whose real tokens come first; `count` says how many (None: all)."""
+        raw = [self.query_proj(x), self.key_proj(x), self.value_proj(x)]
+        tails = state.conv_tail.chunk(3, dim=-1)
+        names = ("query", "key", "value")
+        queries, keys, values = (
+            self._shape(r, t, n) for r, t, n in zip(raw, tails, names, strict=True)
+        )
+        gates, chunk_gates = self.gates(x, state.position, state.chunk_gates, count)
+        mask = None if count is None else _real(count, x.shape[1], x)[..., 0].bool()
+        out, memory, surprise = self._scan(
+            (queries, keys, values), gates, state.memory, mask, write_mask
+        )
+        conv_tail = next_tail(torch.cat(raw, dim=-1), state.conv_tail, count)
+        y = self._output(out, x)
+        if count is not None:
+            y = y * _real(count, x.shape[1], y)
+        return y, NeuralMemoryState(memory, conv_tail, state.read_tail, chunk_gates), surprise
+
+    def _scan(
+        self,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        gates: Gates,
+        memory: MemoryState,
+        mask: Tensor | None,
+        write_mask: Tensor | None,
+    ) -> tuple[Tensor, MemoryState, Surprise]:
+        if self.network is not None:
+            return self.network.scan(
+                *tokens,
+                gates,
+                memory,
+                chunk_size=self.chunk_size,
+                mask=mask,
+                write_mask=write_mask,
+                options=self.options,
+            )
+        if tokens[0].shape[1] == 1 and not torch.is_grad_enabled():
+            now = [t[:, 0] for t in tokens]
+            masks = [None if m is None else m[:, 0] for m in (mask, write_mask)]
+            out, memory, surprise = ops.step(
+                now[0],
+                now[1],
+                now[2],
+                Gates(*(g[:, 0] for g in gates)),
+                memory,
+                chunk_size=self.chunk_size,
+                mask=masks[0],
+                write_mask=masks[1],
+                options=self.options,
+                return_surprise=True,
+            )
+            return out[:, None], memory, Surprise(*(s[:, None] for s in surprise))
+        return ops.scan_memory(
+            *tokens,
+            gates,
+            memory,
+            chunk_size=self.chunk_size,
+            mask=mask,
+            write_mask=write_mask,
+            options=self.options,
+            return_surprise=True,
+        )
+
+    def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
+        """Projection -> convolution -> SiLU -> heads -> L2 norm."""
+        if self.parts.conv_size:
+            raw = getattr(self, f"{name}_conv")(raw, tail)
+        if self.parts.activation:
+            raw = nn.functional.silu(raw)
+        heads = raw.unflatten(-1, (self.num_heads, self.head_dim))
+        if self.parts.normalize and name != "value":
+            heads = nn.functional.normalize(heads, dim=-1)
+        return heads
+
+    def _output(self, out: Tensor, x: Tensor) -> Tensor:
+        """Norm -> gate -> projection (section 4.4)."""
+        if self.parts.output_norm:
+            out = self.output_norm(out)
+        y = out.flatten(-2)
+        if self.parts.output_gate:
+            y = y * torch.sigmoid(self.output_gate(x))
+        return self.output_proj(y) if self.parts.output_proj else y
+
+    def _check(self, x: Tensor, state: NeuralMemoryState | None) -> NeuralMemoryState:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be [batch, time, {self.dim}], got {tuple(x.shape)}")
+        if x.shape[1] == 0:
+            raise ValueError("empty input: time is 0; give at least one token")
+        if state is None:
+            return self.initial_state(x.shape[0])
+        ours = [tuple(p.shape) for p in self.initial_memory]
+        theirs = [tuple(w.shape[1:]) for w in state.memory.weights]
+        if ours != theirs:
+            raise StateError(
+                f"the state belongs to another configuration: its memory has tensors {theirs}, "
+                f"this layer's {ours}"
+            )
+        if state.batch != x.shape[0]:
+            raise StateError(
+                f"the state has {state.batch} rows, the input {x.shape[0]}; use "
+                "state.select(...) or memory.initial_state(batch)"
+            )
+        return state
+
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        return (
+            f"{self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
+            f"chunk_size={self.chunk_size}"
+        )
+
+
+def _real(count: Tensor, time: int, like: Tensor) -> Tensor:
+    """One at each row's first `count` places, zero behind them, `[batch time 1]`."""
+    places = torch.arange(time, device=like.device)
+    return (places[None, :] < count[:, None]).to(like.dtype)[..., None]

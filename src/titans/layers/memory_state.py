@@ -1,0 +1,105 @@
+"""The state of a `NeuralMemory` layer: the memory, and what its convolutions and gates look back at."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from titans.ops import MemoryState
+from titans.ops.tensorfile import read_tensors, write_tensors
+
+FORMAT = "titans.neural_memory_state"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class NeuralMemoryState:
+    """Everything a `NeuralMemory` needs to continue exactly. Constant size; a value."""
+
+    memory: MemoryState
+    """Weights, momentum, position."""
+    conv_tail: Float[Tensor, "batch past three_inner"]
+    """Last inputs of the query, key and value convolutions."""
+    read_tail: Float[Tensor, "batch past inner"]
+    """Last inputs of the query convolution of `read`, which is a stream of its own."""
+    chunk_gates: Float[Tensor, "batch 3 heads"]
+    """The open chunk's gates (`GateSettings.kind = "chunk"`)."""
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return self.memory.batch
+
+    @property
+    def position(self) -> Int[Tensor, " batch"]:
+        """Tokens written so far, per row."""
+        return self.memory.position
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors, as saved."""
+        return sum(t.numel() * t.element_size() for t in self.named_tensors().values())
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "NeuralMemoryState":
+        """Apply `fn` to every tensor."""
+        return NeuralMemoryState(
+            self.memory.map(fn), fn(self.conv_tail), fn(self.read_tail), fn(self.chunk_gates)
+        )
+
+    def detach(self) -> "NeuralMemoryState":
+        """Cut the autograd graph (truncated BPTT)."""
+        return self.map(torch.Tensor.detach)
+
+    def clone(self) -> "NeuralMemoryState":
+        """A copy that shares no storage."""
+        return self.map(torch.Tensor.clone)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "NeuralMemoryState":
+        """Move to a device and, for the floating-point tensors, a type."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+        return self.map(move)
+
+    def select(self, index: Int[Tensor, " rows"] | Sequence[int]) -> "NeuralMemoryState":
+        """The rows at `index`, in that order; rows may repeat."""
+        rows = torch.as_tensor(index, device=self.conv_tail.device)
+        return self.map(lambda tensor: tensor.index_select(0, rows))
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor under a flat name."""
+        named = {f"memory.{name}": t for name, t in self.memory.named_tensors().items()}
+        named["conv_tail"] = self.conv_tail
+        named["read_tail"] = self.read_tail
+        named["chunk_gates"] = self.chunk_gates
+        return named
+
+    @classmethod
+    def from_named_tensors(cls, named: dict[str, Tensor]) -> "NeuralMemoryState":
+        """The inverse of `named_tensors`."""
+        inner = {n.removeprefix("memory."): t for n, t in named.items() if n.startswith("memory.")}
+        return cls(
+            MemoryState.from_named_tensors(inner),
+            named["conv_tail"],
+            named["read_tail"],
+            named["chunk_gates"],
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file with a format version."""
+        write_tensors(path, self.named_tensors(), FORMAT, FORMAT_VERSION)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "NeuralMemoryState":
+        """Read what `save` wrote."""
+        return cls.from_named_tensors(read_tensors(path, FORMAT, FORMAT_VERSION))
+
+    def replace(self, **changes: object) -> "NeuralMemoryState":
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,279 @@
+"""Any network as the memory: the same recurrence with gradients from `torch.func`.
+
+Slower than `ops.chunkwise`, and it forms every token's weights: chunk by chunk the per-token
+gradients come from `vmap(grad)`, momentum and weights from associative scans over the chunk.
+Tested against `ops.reference` (an MLP written as a module) in tests/ops/test_functional.py.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from titans.ops.chunk_math import loss_value
+from titans.ops.layout import from_rows, to_rows
+from titans.ops.options import ScanOptions
+from titans.ops.ragged import align_rows
+from titans.ops.scan import associative_scan
+from titans.ops.state import Gates, MemoryState, Surprise
+from titans.ops.write_control import LONGEST_MOMENTUM
+
+
+class NetworkMemory:
+    """A module's `forward` as a function of its parameters, and the memory scan over it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        if any(True for _ in module.buffers()):
+            raise ValueError(
+                f"{type(module).__name__} has buffers; a memory network may only have parameters, "
+                "since those are what is written"
+            )
+        self.module = copy.deepcopy(module)
+        self.names = [name for name, _ in module.named_parameters()]
+        if not self.names:
+            raise ValueError(f"{type(module).__name__} has no parameters, so nothing to write to")
+
+    def initial_parameters(self, num_heads: int) -> list[Tensor]:
+        """Parameters `[heads, ...]`, each head initialised on its own where the module can."""
+        heads = []
+        for number in range(num_heads):
+            head = copy.deepcopy(self.module)
+            if number:
+                for part in head.modules():
+                    if hasattr(part, "reset_parameters"):
+                        part.reset_parameters()  # type: ignore[operator]
+            heads.append([p.detach() for p in head.parameters()])
+        return [torch.stack(same) for same in zip(*heads, strict=True)]
+
+    def apply(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        """M(x) at `parameters`; for use under `vmap`."""
+        return functional_call(self.module, dict(zip(self.names, parameters, strict=True)), (x,))
+
+    def read(
+        self, queries: Float[Tensor, "batch time heads dim"], state: MemoryState
+    ) -> Float[Tensor, "batch time heads dim"]:
+        """Read every query at the weights of `state`."""
+        with torch.autocast(device_type=queries.device.type, enabled=False):
+            rows = to_rows(queries.to(state.dtype))
+            weights = tuple(w.flatten(0, 1) for w in state.weights)
+            out = vmap(self.apply)(weights, rows)
+            return from_rows(out, state.batch).to(queries.dtype)
+
+    def scan(
+        self,
+        queries: Float[Tensor, "batch time heads dim"],
+        keys: Float[Tensor, "batch time heads dim"],
+        values: Float[Tensor, "batch time heads dim"],
+        gates: Gates,
+        state: MemoryState,
+        *,
+        chunk_size: int,
+        mask: Bool[Tensor, "batch time"] | None = None,
+        write_mask: Bool[Tensor, "batch time"] | None = None,
+        options: ScanOptions,
+    ) -> tuple[Float[Tensor, "batch time heads dim"], MemoryState, Surprise]:
+        """`ops.scan_memory` for this network, always with the surprise."""
+        result_dtype = values.dtype
+        with torch.autocast(device_type=keys.device.type, enabled=False):
+            tokens = [t.to(state.dtype) for t in (queries, keys, values, *gates)]
+            batch, time = keys.shape[:2]
+            active = torch.ones_like(tokens[5], dtype=torch.bool)
+            if write_mask is not None:
+                active = active & write_mask[..., None]
+            if options.write_threshold is not None:
+                active = active & (tokens[5] >= options.write_threshold)
+            rows = align_rows(mask, time, state.position, chunk_size)
+            if rows is not None:
+                active = rows.align(active.to(state.dtype)).bool() & rows.valid[..., None]
+                tokens = [rows.align(t) for t in tokens]
+                offset, count, width = rows.offset, rows.count, rows.width
+                real = rows.valid
+            else:
+                offset, width = state.position % chunk_size, time
+                count = torch.full_like(offset, time)
+                real = torch.ones(batch, time, dtype=torch.bool, device=keys.device)
+            first = 0 if rows is not None else int(offset[0])
+            chunks = _Chunks(self, options, chunk_size, offset, count)
+            outputs, losses, norms, state = chunks.run(
+                tokens, active, real, state, width, first, aligned=rows is None
+            )
+            if rows is not None:
+                outputs, losses, norms = (rows.restore(x) for x in (outputs, losses, norms))
+        return outputs.to(result_dtype), state, Surprise(losses, norms)
+
+
+class _Chunks:
+    """The loop over chunks of one scan."""
+
+    def __init__(
+        self,
+        network: NetworkMemory,
+        options: ScanOptions,
+        chunk_size: int,
+        offset: Tensor,
+        count: Tensor,
+    ) -> None:
+        self.network, self.options, self.chunk_size = network, options, chunk_size
+        self.offset, self.count = offset, count
+
+    def run(
+        self,
+        tokens: list[Tensor],
+        active: Tensor,
+        real: Tensor,
+        state: MemoryState,
+        width: int,
+        first: int,
+        aligned: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
+        """Chunk by chunk; `first` tokens of the first chunk were absorbed before (aligned rows)."""
+        heads = state.num_heads
+        opened = (self.offset > 0).repeat_interleave(heads)
+        weights = [w.flatten(0, 1) for w in state.weights]
+        momentum = [s.flatten(0, 1) for s in state.momentum]
+        base = [w.flatten(0, 1) for w in state.initial_weights]
+        held = [w.flatten(0, 1) for w in state.chunk_weights]
+        held_load = state.step_load.flatten()
+        start = _where(opened, held, weights)
+        load = torch.where(opened, held_load, 0.0)
+        last_chunk = torch.where(
+            self.count > 0, (self.offset + self.count - 1) // self.chunk_size, -1
+        ).repeat_interleave(heads)
+        outputs, losses, norms = [], [], []
+        begin, chunk = 0, 0
+        while begin < width:
+            size = min(self.chunk_size - (first if chunk == 0 and aligned else 0), width - begin)
+            part = [to_rows(t[:, begin : begin + size]) for t in tokens]
+            acts = to_rows(active[:, begin : begin + size])
+            if chunk:
+                start, load = weights, torch.zeros_like(load)
+            output, loss, norm, weights, momentum, load = self._chunk(
+                part, acts, weights, momentum, start, base, load
+            )
+            ends = last_chunk == chunk
+            held = _where(ends, start, held)
+            held_load = torch.where(ends, load, held_load)
+            outputs.append(output)
+            losses.append(loss)
+            norms.append(norm)
+            begin, chunk = begin + size, chunk + 1
+        closed = (self.count > 0) & ((self.offset + self.count) % self.chunk_size == 0)
+        closed = closed.repeat_interleave(heads)
+        batch = state.batch
+        state = MemoryState(
+            weights=_rows(weights, batch),
+            momentum=_rows(momentum, batch),
+            chunk_weights=_rows(_where(closed, weights, held), batch),
+            initial_weights=state.initial_weights,
+            step_load=torch.where(closed, 0.0, held_load).unflatten(0, (batch, -1)),
+            position=state.position + self.count,
+        )
+        joined = [from_rows(torch.cat(x, dim=1), batch) for x in (outputs, losses, norms)]
+        shown = real[..., None]
+        losses_out, norms_out = (torch.where(shown, x, 0.0) for x in joined[1:])
+        return torch.where(shown[..., None], joined[0], 0.0), losses_out, norms_out, state
+
+    def _chunk(
+        self,
+        part: list[Tensor],
+        active: Tensor,
+        weights: list[Tensor],
+        momentum: list[Tensor],
+        start: list[Tensor],
+        base: list[Tensor],
+        load: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor], Tensor]:
+        queries, keys, values, alpha, eta, theta = part
+        options = self.options
+        gradients, loss, error = self._gradients(keys, values, start)
+        flat = [g.detach().flatten(2) for g in gradients]
+        norm = sum(g.square().sum(-1) for g in flat).sqrt()  # type: ignore[union-attr]
+        theta, active, load = self._control(theta, eta, active, loss, norm, error, load)
+        alpha = torch.where(active, alpha, 0.0)
+        eta = torch.where(active, eta, 1.0)
+        added = active.to(alpha.dtype)
+
+        steps, states, momenta = [], [], []
+        for w, s, w0, g in zip(weights, momentum, base, gradients, strict=True):
+            shape = (*alpha.shape, *[1] * (w.ndim - 1))
+            per_time = [x.reshape(shape).transpose(0, 1) for x in (alpha, eta, theta, added)]
+            a, e, t, m = per_time
+            pushed = associative_scan(
+                e.expand_as(g.transpose(0, 1)), -t * g.transpose(0, 1), initial=s
+            )
+            terms = m * pushed
+            if options.forget_towards == "initial":
+                terms = terms + a * w0
+            moved = associative_scan((1 - a).expand_as(terms), terms, initial=w)
+            states.append(moved[-1])
+            momenta.append(pushed[-1])
+            if options.read == "before":
+                moved = torch.cat([w[None], moved[:-1]])
+            steps.append(moved.transpose(0, 1))
+        output = vmap(vmap(self.network.apply))(tuple(steps), queries)
+        if options.residual:
+            output = output + queries
+        return output, loss, norm, states, momenta, load
+
+    def _gradients(
+        self, keys: Tensor, values: Tensor, start: list[Tensor]
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Per-token gradients at the chunk's start, losses, and the loss's slope by the output."""
+        options = self.options
+
+        def surprise(parameters: tuple[Tensor, ...], key: Tensor, value: Tensor) -> Tensor:
+            output = self.network.apply(parameters, key)
+            residue = output + key - value if options.residual else output - value
+            return loss_value(residue, options)
+
+        at = tuple(w.detach() for w in start) if options.gradient == "truncated" else tuple(start)
+        per_token = vmap(grad_and_value(surprise), in_dims=(None, 0, 0))
+        gradients, loss = vmap(per_token)(at, keys, values)
+        with torch.no_grad():
+            output = vmap(self.network.apply)(at, keys)
+            residue = output - values + (keys if options.residual else 0)
+            slope = torch.func.grad(lambda r: loss_value(r, options).sum())(residue)
+        return gradients, loss, slope
+
+    def _control(
+        self,
+        theta: Tensor,
+        eta: Tensor,
+        active: Tensor,
+        loss: Tensor,
+        norm: Tensor,
+        error: Tensor,
+        load: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Thresholds, clipping and the step budget (`ops.write_control`, which see)."""
+        options, tiny = self.options, torch.finfo(norm.dtype).tiny
+        if options.surprise_threshold is not None:
+            measure = loss.detach() if options.surprise_measure == "loss" else norm
+            surprised = measure > options.surprise_threshold
+            theta = torch.where(surprised, theta, 0.0)
+            if options.skip_unsurprising:
+                active = active & surprised
+        if options.max_grad_norm is not None:
+            theta = theta * (options.max_grad_norm / norm.clamp_min(tiny)).clamp_max(1.0)
+        theta = torch.where(active, theta, 0.0)
+        if options.step_budget is not None:
+            gain = 2 * norm.square() / error.square().sum(-1).clamp_min(tiny)
+            request = theta * gain / (1 - eta).clamp_min(LONGEST_MOMENTUM)
+            total = load[:, None] + request.cumsum(-1)
+            budget = options.step_budget
+            theta = theta / ((1 + (total - request) / budget) * (1 + total / budget))
+            load = total[:, -1]
+        return theta, active, load
+
+
+def _where(rows: Tensor, yes: Sequence[Tensor], no: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        torch.where(rows.view(-1, *[1] * (y.ndim - 1)), y, n) for y, n in zip(yes, no, strict=True)
+    ]
+
+
+def _rows(flat: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
+    return tuple(t.unflatten(0, (batch, -1)) for t in flat)
