@@ -1,0 +1,173 @@
+"""`titans eval TASK --model PATH`: run a benchmark on a checkpoint, write a record."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from titans.evaluation.records import Record
+
+EXAMPLES = """examples:
+  titans eval s-niah --model checkpoints/needle-mac --kinds pk --lengths 2k,16k,128k --samples 100
+  titans eval mqar --model runs/mqar/checkpoints/last --setting b --json results/mqar.json
+  titans eval lm --model runs/enwik8/checkpoints/best --text enwik8.gz --tail-bytes 5000000
+
+An interrupted run goes on where it stopped when it is started again with the same --json FILE.
+Lengths count the model's own tokens: 2k is 2048.
+"""
+
+SHARED = ("task", "model", "seed", "json", "figure", "window", "set", "run")
+"""Options that do not belong to the task itself."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options; each task takes those it knows and refuses the others."""
+    from titans.evaluation.registry import TASKS
+
+    lines = "\n".join(f"  {name:<13} {text}" for name, (_, text) in TASKS.items())
+    parser.epilog = f"tasks:\n{lines}\n\n{EXAMPLES}"
+    parser.add_argument("task", choices=list(TASKS), metavar="TASK", help="one of the tasks below")
+    parser.add_argument("--model", type=Path, help="checkpoint folder")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the samples (42)")
+    parser.add_argument("--json", type=Path, help="write the record here; - prints it")
+    parser.add_argument(
+        "--figure", type=Path, help="draw a depth x length map (.png), with --depths"
+    )
+    parser.add_argument("--window", type=int, default=2_048, help="tokens read at a time (2048)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change the model's configuration for inference, e.g. write_threshold=0.05",
+    )
+    parser.add_argument("--lengths", type=_lengths, help="e.g. 2k,4k,16k,2M")
+    parser.add_argument("--samples", type=int, help="samples per cell")
+    text = parser.add_argument_group("s-niah")
+    text.add_argument("--kinds", type=_names, help="pk,n,w")
+    text.add_argument("--haystack", type=Path, help="text of the essay haystack: file or folder")
+    text.add_argument("--words", type=Path, help="folder with adjectivelist.txt and nounlist.txt")
+    text.add_argument("--answer-tokens", type=int, help="tokens to generate (128)")
+    text.add_argument("--depths", type=int, help="(also needle) depths of the map, e.g. 11")
+    tokens = parser.add_argument_group("needle, mqar, permutations")
+    tokens.add_argument("--num-needles", type=int)
+    tokens.add_argument("--num-keys", type=int)
+    tokens.add_argument("--num-values", type=int)
+    tokens.add_argument("--num-noise", type=int)
+    tokens.add_argument("--setting", choices=["a", "b", "forgetting"], help="of mqar")
+    tokens.add_argument("--vocab-size", type=int, help="of mqar (8192)")
+    tokens.add_argument("--degree", type=int, help="of permutations: 3 or 5")
+    babi = parser.add_argument_group("babilong")
+    babi.add_argument("--tasks", type=_names, help="qa1,qa2,...,qa10")
+    babi.add_argument("--babi", type=Path, help="folder of bAbI's en-10k files")
+    babi.add_argument("--background", type=Path, help="books: file or folder")
+    lm = parser.add_argument_group("lm")
+    lm.add_argument("--text", type=Path, help="text or JSONL, also .gz")
+    lm.add_argument("--tail-bytes", type=int, help="only the last so many bytes of it")
+    speed = parser.add_argument_group("throughput")
+    speed.add_argument("--phases", type=_names, help="train,prefill,decode")
+    speed.add_argument("--memory-depths", type=_numbers, help="e.g. 1,2,3,4")
+    speed.add_argument("--batch-tokens", type=int, help="tokens per step")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the task, run it, print or write what came out."""
+    from titans.errors import ConfigError
+    from titans.evaluation.registry import build_task
+    from titans.evaluation.runner import run_task
+    from titans.evaluation.subject import ModelSubject
+
+    options = {k: v for k, v in vars(args).items() if k not in SHARED and v is not None}
+    task = build_task(args.task, options)
+    if args.model is None:
+        raise ConfigError(f"{args.task} measures a model: give --model PATH")
+    if args.figure and not options.get("depths"):
+        raise ConfigError("--figure draws accuracy by depth and length: give --depths, e.g. 11")
+    settings = dict(_setting(text) for text in args.set)
+    subject = ModelSubject.load(args.model, window=args.window, settings=settings)
+    path = None if args.json is None or str(args.json) == "-" else args.json
+    record = run_task(
+        task,  # type: ignore[arg-type]
+        subject,
+        subject.card(),
+        seed=args.seed,
+        path=path,
+        command=_command(args),
+    )
+    if args.figure:
+        from titans.evaluation.heatmap import draw_heat_map
+
+        draw_heat_map(record, args.figure)
+        print(f"wrote {args.figure}", file=sys.stderr)
+    if args.json is not None and str(args.json) == "-":
+        print(record.to_json(), end="")
+    else:
+        _print_table(record)
+    return 0
+
+
+def _print_table(record: "Record") -> None:
+    from titans.evaluation.lengths import format_length
+
+    model = record.model
+    print(f"{record.task}: {model.name} ({model.variant}, {model.num_parameters:,} parameters)")
+    print(f"{'length':>8}  {'metric':<18}{'value':>12}  {'95 % interval':<23}{'n':>6}  detail")
+    for score in record.scores:
+        length = "" if score.length is None else format_length(score.length)
+        between = f"{score.low:.4g} .. {score.high:.4g}"
+        detail = " ".join(f"{name}={value}" for name, value in score.detail.items())
+        print(
+            f"{length:>8}  {score.metric:<18}{score.value:>12.5g}  {between:<23}"
+            f"{score.samples:>6}  {detail}".rstrip()
+        )
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command line that makes this record, with files named by their last part."""
+    words = ["titans", "eval", args.task]
+    for name, value in vars(args).items():
+        if name in ("task", "run", "json", "figure") or value is None or value == []:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if name == "set":
+            words += [word for setting in value for word in (flag, setting)]
+        elif isinstance(value, Path):
+            words += [flag, value.name]
+        else:
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [flag, shown]
+    return shlex.join(words)
+
+
+def _setting(text: str) -> tuple[str, object]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"--set wants FIELD=VALUE, got {text!r}")
+    words = {"none": None, "true": True, "false": False}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    from titans.evaluation.lengths import parse_lengths
+
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))

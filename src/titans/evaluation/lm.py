@@ -1,0 +1,150 @@
+"""Language modelling: bits per byte and perplexity by context length, and by position in it.
+
+A text is cut into windows of each length, and every window is read from a fresh state. Longer
+windows hold the same text, so a falling figure is what the longer context is worth. Windows of the
+longest length are also scored by position, in octaves.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from titans.data.corpus import Corpus, find_files
+from titans.data.tasks.records import IntArray
+from titans.errors import ConfigError, DataError
+from titans.evaluation.records import Score, describe_path, mean_score
+from titans.evaluation.subject import Subject
+from titans.evaluation.tasks import Cell, Outcome, batch_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelling:
+    """Cross-entropy of a text."""
+
+    lengths: tuple[int, ...] = (256, 512, 1_024, 2_048)
+    samples: int = 0
+    """Windows of the longest length; shorter lengths read the same tokens. 0: the whole text."""
+    text: Path | None = None
+    """A text or JSONL file (also .gz), or a folder of them."""
+    tail_bytes: int = 0
+    """Only the last so many bytes of the text: enwik8's test part is its last 5,000,000. 0: all."""
+
+    name = "lm"
+
+    def __post_init__(self) -> None:
+        if self.text is None:
+            raise ConfigError("language modelling needs a text: give --text PATH")
+        longest = max(self.lengths)
+        if any(longest % length for length in self.lengths) or min(self.lengths) < 2:
+            raise ConfigError(
+                f"every length must divide the longest ({longest}), so that all of them read the "
+                f"same tokens; got {sorted(self.lengths)}"
+            )
+
+    def options(self) -> dict[str, object]:
+        """The options as a record states them."""
+        return {
+            "text": describe_path(self.text),
+            "tail_bytes": self.tail_bytes,
+            "windows": self.samples,
+        }
+
+    def bind(self, subject: Subject) -> "BoundLanguageModelling":
+        """The task with its text in the subject's tokens: only then its cells are known."""
+        assert self.text is not None, "checked at construction"
+        content = "".join(Corpus(files=find_files(self.text)).documents())
+        if self.tail_bytes:
+            content = content.encode()[-self.tail_bytes :].decode(errors="ignore")
+        return BoundLanguageModelling(self, subject.encode(content))
+
+
+@dataclass(frozen=True)
+class BoundLanguageModelling:
+    """`LanguageModelling` on the tokens of one model."""
+
+    task: LanguageModelling
+    tokens: IntArray
+
+    name = "lm"
+
+    def options(self) -> dict[str, object]:
+        """The options as a record states them, and how many tokens the text has."""
+        return {**self.task.options(), "tokens": self.used}
+
+    @cached_property
+    def used(self) -> int:
+        """Tokens that every length reads."""
+        longest = max(self.task.lengths)
+        windows = len(self.tokens) // longest
+        if self.task.samples:
+            windows = min(windows, self.task.samples)
+        if not windows:
+            raise DataError(
+                f"the text has {len(self.tokens)} tokens, fewer than the longest length {longest}"
+            )
+        return windows * longest
+
+    def cells(self) -> list[Cell]:
+        """One per length."""
+        return [
+            Cell(samples=self.used // length, length=length, batch_size=batch_for(length))
+            for length in sorted(self.task.lengths)
+        ]
+
+    def measure(
+        self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
+    ) -> list[Outcome]:
+        """Nats, tokens and bytes of each window, in all and by octave of the position."""
+        assert cell.length is not None, "every cell of this task has a length"
+        subject.check_length(cell.length)
+        windows = np.stack([self.tokens[s * cell.length : (s + 1) * cell.length] for s in samples])
+        losses = subject.losses(windows).values.astype(np.float64)
+        outcomes = []
+        for window, row in zip(windows, losses, strict=True):
+            text = subject.decode(window[1:])
+            outcome = {"nats": float(row.sum()), "bytes": float(len(text.encode()))}
+            for low in _octaves(cell.length):
+                outcome[f"nats@{low}"] = float(row[low - 1 : 2 * low - 1].mean())
+            outcomes.append(outcome)
+        return outcomes
+
+    def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
+        """Bits per byte, perplexity per token, and both by position at the longest length."""
+        assert cell.length is not None, "every cell of this task has a length"
+        tokens = (cell.length - 1) * len(outcomes)
+        bytes_per_token = math.fsum(outcome["bytes"] for outcome in outcomes) / tokens
+        nats = [outcome["nats"] / (cell.length - 1) for outcome in outcomes]
+        scores = _both(nats, bytes_per_token, cell.length, {})
+        if cell.length == max(self.task.lengths):
+            for low in _octaves(cell.length):
+                detail = {"from": low, "to": 2 * low}
+                there = [outcome[f"nats@{low}"] for outcome in outcomes]
+                scores += _both(there, bytes_per_token, cell.length, detail)
+        return scores
+
+
+def _octaves(length: int) -> list[int]:
+    """1, 2, 4, ... as long as [low, 2 low) has positions in a window of this length."""
+    return [1 << power for power in range(int(math.log2(length - 1)) + 1)]
+
+
+def _both(
+    nats: Sequence[float], bytes_per_token: float, length: int, detail: dict[str, int]
+) -> list[Score]:
+    mean = mean_score(nats, "nats_per_token", length=length)
+    perplexity = Score(
+        metric="perplexity",
+        value=math.exp(mean.value),
+        low=math.exp(mean.low),
+        high=math.exp(mean.high),
+        samples=mean.samples,
+        length=length,
+        detail=dict(detail),
+    )
+    to_bits = 1 / (math.log(2) * bytes_per_token)
+    bits = mean_score([n * to_bits for n in nats], "bits_per_byte", length=length, detail=detail)
+    return [bits, perplexity]

@@ -1,0 +1,43 @@
+"""The benchmarks by name. Nothing heavy is imported before one is chosen."""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+
+from titans.errors import ConfigError
+
+TASKS: dict[str, tuple[str, str]] = {
+    "s-niah": ("titans.evaluation.s_niah:SNiah", "needles in a haystack of text (pk, n, w)"),
+    "needle": ("titans.evaluation.needle:Needle", "needles of tokens in noise"),
+    "mqar": ("titans.evaluation.mqar:Mqar", "multi-query associative recall (a, b, forgetting)"),
+    "babilong": ("titans.evaluation.babilong:Babilong", "bAbI questions scattered through books"),
+    "permutations": ("titans.evaluation.permutations:Permutations", "state tracking, S3 and S5"),
+    "lm": ("titans.evaluation.lm:LanguageModelling", "bits per byte and perplexity by context"),
+    "throughput": (
+        "titans.evaluation.throughput:Throughput",
+        "tokens per second: train, prefill, decode; the memory's share",
+    ),
+    "locomo": ("titans.evaluation.locomo:Locomo", "questions about long conversations (recall)"),
+}
+"""Task name -> where its class is, and one line of help."""
+
+
+def load_task(name: str) -> type:
+    """The class of a task: a frozen dataclass of its options."""
+    if name not in TASKS:
+        raise ConfigError(f"no benchmark named {name!r}; there are {', '.join(TASKS)}")
+    module, _, attribute = TASKS[name][0].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def build_task(name: str, options: Mapping[str, object]) -> object:
+    """A task with the given options; those it does not have are refused by name."""
+    kind = load_task(name)
+    known = {field.name for field in dataclasses.fields(kind)}
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} means nothing to {name}; its options are "
+                + ", ".join(sorted(f"--{field.replace('_', '-')}" for field in known))
+            )
+    return kind(**options)

@@ -1,0 +1,142 @@
+"""Run a task on a subject: cell by cell, with a progress bar, able to go on where it stopped.
+
+Beside the record lies a journal (`.partial.jsonl`) with one line per measured sample while the
+task runs; it is removed once the record is whole. A journal of other options is refused.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from titans.errors import DataError
+from titans.evaluation.records import (
+    ModelCard,
+    Record,
+    current_commit,
+    machine_name,
+    package_version,
+)
+from titans.evaluation.subject import Subject
+from titans.evaluation.tasks import Cell, Outcome, Task, UnboundTask
+
+
+def run_task(
+    task: Task | UnboundTask,
+    subject: Subject,
+    card: ModelCard,
+    *,
+    seed: int = 42,
+    path: str | Path | None = None,
+    command: str = "",
+) -> Record:
+    """Measure every cell and return the record; with a `path`, keep a journal and save it there."""
+    if isinstance(task, UnboundTask):
+        task = task.bind(subject)
+    header = {"task": task.name, "digest": card.digest, "seed": seed, "options": task.options()}
+    journal = Journal(Path(path) if path else None, header)
+    cells = task.cells()
+    total = sum(cell.cost * cell.samples for cell in cells)
+    scores = []
+    with tqdm(total=total, unit="tok", unit_scale=True, file=sys.stderr, desc=task.name) as bar:
+        for cell in cells:
+            bar.set_postfix_str(cell.key)
+            for outcomes, seconds in _missing(task, subject, cell, seed, journal, bar):
+                journal.add(cell, outcomes, seconds)
+            scores += task.scores(cell, journal.outcomes(cell))
+    record = Record(
+        task=task.name,
+        model=card,
+        options=task.options(),
+        seed=seed,
+        scores=tuple(scores),
+        seconds=round(journal.seconds, 1),
+        commit=current_commit(),
+        version=package_version(),
+        machine=machine_name(),
+        command=command,
+    )
+    if path:
+        record.save(path)
+        journal.remove()
+    return record
+
+
+def _missing(
+    task: Task, subject: Subject, cell: Cell, seed: int, journal: "Journal", bar: tqdm
+) -> Iterator[tuple[dict[int, Outcome], float]]:
+    """Measure the samples that the journal lacks, a batch at a time."""
+    known = journal.known(cell)
+    bar.update(cell.cost * len(known))
+    todo = [sample for sample in range(cell.samples) if sample not in known]
+    for start in range(0, len(todo), cell.batch_size):
+        samples = todo[start : start + cell.batch_size]
+        began = time.perf_counter()
+        outcomes = task.measure(subject, cell, seed, samples)
+        yield dict(zip(samples, outcomes, strict=True)), time.perf_counter() - began
+        bar.update(cell.cost * len(samples))
+
+
+class Journal:
+    """Outcomes so far, in memory and, with a path, on disk as they come."""
+
+    def __init__(self, record: Path | None, header: dict[str, object]) -> None:
+        self._file = record.with_name(record.name + ".partial.jsonl") if record else None
+        self._outcomes: dict[str, dict[int, Outcome]] = {}
+        self.seconds = 0.0
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if self._file.exists():
+            self._read(header)
+        else:
+            self._file.write_text(json.dumps(header) + "\n", encoding="utf-8")
+
+    def known(self, cell: Cell) -> dict[int, Outcome]:
+        """Outcomes of a cell by number of the sample."""
+        found = self._outcomes.get(cell.key, {})
+        return {sample: outcome for sample, outcome in found.items() if sample < cell.samples}
+
+    def outcomes(self, cell: Cell) -> list[Outcome]:
+        """Outcomes of a cell in the order of its samples."""
+        known = self.known(cell)
+        return [known[sample] for sample in range(cell.samples)]
+
+    def add(self, cell: Cell, outcomes: dict[int, Outcome], seconds: float) -> None:
+        """Keep some outcomes."""
+        self._outcomes.setdefault(cell.key, {}).update(outcomes)
+        self.seconds += seconds
+        if self._file is None:
+            return
+        share = seconds / len(outcomes)
+        lines = [
+            json.dumps({"cell": cell.key, "sample": n, "seconds": share, "outcome": outcome}) + "\n"
+            for n, outcome in outcomes.items()
+        ]
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.writelines(lines)
+
+    def remove(self) -> None:
+        """The record is whole: the journal has done its work."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def _read(self, header: dict[str, object]) -> None:
+        assert self._file is not None, "only called with a file"
+        lines = self._file.read_text(encoding="utf-8").splitlines()
+        if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):
+            raise DataError(
+                f"{self._file} belongs to another run (model, seed or options differ): "
+                "finish that one, choose another file, or delete it"
+            )
+        for line in lines[1:]:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                # The last line of a run that was killed while it wrote.
+                continue
+            self._outcomes.setdefault(entry["cell"], {})[entry["sample"]] = entry["outcome"]
+            self.seconds += entry["seconds"]

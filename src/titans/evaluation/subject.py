@@ -1,0 +1,272 @@
+"""What is evaluated: something that reads tokens and answers. Here, a causal language model.
+
+Reading streams through the model's cache in windows, so its memory does not grow with the length
+(unless the model's own cache does: `ModelSubject.check_length`).
+"""
+
+import hashlib
+import resource
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from titans.data.tasks.records import IntArray
+from titans.data.tokenizer import encode_document
+from titans.errors import CheckpointError, DataError
+from titans.evaluation.lengths import format_length
+from titans.evaluation.records import ModelCard
+from titans.models import TitansCache, TitansConfig, TitansForCausalLM
+
+READ_WINDOW = 2_048
+"""Tokens given to the model at a time."""
+MAX_STATE_BYTES = 2 << 30
+"""Largest cache that a model may build up while it reads."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came out of reading, and how large the state was at the end of it."""
+
+    values: NDArray
+    state_bytes: int
+
+
+class Subject(Protocol):
+    """What a task needs of a model."""
+
+    name: str
+    vocab_size: int
+
+    def encode(self, text: str) -> IntArray:
+        """Text as tokens, without any marks around it."""
+        ...
+
+    def decode(self, tokens: IntArray) -> str:
+        """Tokens as text."""
+        ...
+
+    def check_length(self, length: int) -> None:
+        """Raise `DataError` if this model cannot read so much."""
+        ...
+
+    def predict(self, tokens: IntArray) -> Reading:
+        """The likeliest next token after each token, [batch, time]."""
+        ...
+
+    def losses(self, tokens: IntArray) -> Reading:
+        """Cross-entropy in nats of each token but the first, [batch, time - 1]."""
+        ...
+
+    def generate(self, prompts: Sequence[IntArray], max_new_tokens: int) -> list[Reading]:
+        """The greedy continuation of each prompt, up to the end-of-text token."""
+        ...
+
+
+class ModelSubject:
+    """A causal language model of this package, with its tokenizer if it has one."""
+
+    def __init__(
+        self,
+        model: TitansForCausalLM,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str = "model",
+        window: int = READ_WINDOW,
+        max_state_bytes: int = MAX_STATE_BYTES,
+    ) -> None:
+        if window < 1:
+            raise ValueError(f"the reading window must be at least 1 token, got {window}")
+        model.eval()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.vocab_size: int = model.config.vocab_size
+        self._window = window
+        self._max_state_bytes = max_state_bytes
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        window: int = READ_WINDOW,
+        settings: dict[str, object] | None = None,
+    ) -> "ModelSubject":
+        """A checkpoint folder as `save_pretrained` writes it.
+
+        Args:
+            settings: fields of the configuration to change for inference (`write_threshold`).
+        """
+        folder = Path(path)
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} is no checkpoint: it has no config.json")
+        config = TitansConfig.from_pretrained(folder)
+        for field, value in (settings or {}).items():
+            if not hasattr(config, field):
+                raise CheckpointError(f"the model's configuration has no {field!r}")
+            setattr(config, field, value)
+        model = TitansForCausalLM.from_pretrained(folder, config=config)
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
+        return cls(model, tokenizer, name=folder.resolve().name, window=window)
+
+    @property
+    def config(self) -> TitansConfig:
+        """The model's configuration."""
+        assert isinstance(self.model.config, TitansConfig), "a model of this package"
+        return self.model.config
+
+    def card(self) -> ModelCard:
+        """What a record says about this model."""
+        state = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            state.update(name.encode())
+            state.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        settings = self.model.config.to_diff_dict()
+        return ModelCard(
+            name=self.name,
+            variant=self.config.variant,
+            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            vocab_size=self.vocab_size,
+            digest=state.hexdigest()[:12],
+            settings={k: v for k, v in settings.items() if k not in _NOT_SETTINGS},
+        )
+
+    def encode(self, text: str) -> IntArray:
+        """Text as tokens, without any marks around it."""
+        return encode_document(self._tokenizer(), text)
+
+    def decode(self, tokens: IntArray) -> str:
+        """Tokens as text, special ones left out."""
+        return str(self._tokenizer().decode(tokens.tolist(), skip_special_tokens=True))
+
+    def check_length(self, length: int) -> None:
+        """Refuse lengths at which a growing cache would not fit in memory."""
+        config = self.config
+        if config.variant != "transformer":
+            return
+        per_token = 2 * 4 * config.num_hidden_layers * config.hidden_size
+        if length * per_token > self._max_state_bytes:
+            reach = self._max_state_bytes // per_token
+            raise DataError(
+                f"{format_length(length)} tokens are beyond the reach of {self.name}: full "
+                f"attention keeps {per_token} bytes per token, and {self._max_state_bytes >> 20} "
+                f"MB are allowed; its longest length is {reach}"
+            )
+
+    def predict(self, tokens: IntArray) -> Reading:
+        """The likeliest next token after each token, [batch, time]."""
+        stream = self._stream()
+        parts = [logits.argmax(-1) for logits in stream.read(torch.from_numpy(tokens))]
+        return Reading(torch.cat(parts, dim=1).numpy(), stream.state_bytes // len(tokens))
+
+    def losses(self, tokens: IntArray) -> Reading:
+        """Cross-entropy in nats of each token but the first, [batch, time - 1]."""
+        ids = torch.from_numpy(tokens)
+        stream = self._stream()
+        parts: list[Tensor] = []
+        start = 1
+        for logits in stream.read(ids[:, :-1]):
+            targets = ids[:, start : start + logits.shape[1]]
+            parts.append(torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none"))
+            start += logits.shape[1]
+        return Reading(torch.cat(parts, dim=1).numpy(), stream.state_bytes // len(tokens))
+
+    def generate(self, prompts: Sequence[IntArray], max_new_tokens: int) -> list[Reading]:
+        """The greedy continuation of each prompt, up to the end-of-text token."""
+        ids, mask = _pad_left(prompts)
+        stream = self._stream()
+        following = torch.zeros(len(prompts), dtype=torch.long)
+        for logits in stream.read(ids, mask, last_only=True):
+            following = logits[:, -1].argmax(-1)
+        end = self._end_token()
+        done = following == end
+        chosen = [following]
+        while len(chosen) < max_new_tokens and not bool(done.all()):
+            (logits,) = stream.read(following[:, None], last_only=True)
+            following = logits[:, -1].argmax(-1).masked_fill(done, end)
+            done = done | (following == end)
+            chosen.append(following)
+        size = stream.state_bytes // len(prompts)
+        return [Reading(_until(row, end), size) for row in torch.stack(chosen, dim=1).numpy()]
+
+    def _stream(self) -> "_Stream":
+        return _Stream(self.model, self._window)
+
+    def _end_token(self) -> int:
+        end = self.tokenizer.eos_token_id if self.tokenizer else None
+        return end if isinstance(end, int) else -1
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise DataError(
+                f"{self.name} has no tokenizer, so it cannot read text: only the tasks made of "
+                "tokens (mqar, needle, permutations) fit it"
+            )
+        return self.tokenizer
+
+
+class _Stream:
+    """A text being read: the model and the cache that it goes on from."""
+
+    def __init__(self, model: TitansForCausalLM, window: int) -> None:
+        self._model = model
+        self._window = window
+        self._cache: TitansCache | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of what the model remembers, of all rows together."""
+        return 0 if self._cache is None else self._cache.num_bytes
+
+    @torch.inference_mode()
+    def read(
+        self, ids: Tensor, mask: Tensor | None = None, *, last_only: bool = False
+    ) -> Iterator[Tensor]:
+        """Go on with `ids`, window by window; yield the logits of each window, or of its end."""
+        vocab_size = self._model.config.vocab_size
+        if int(ids.max()) >= vocab_size:
+            raise DataError(f"token {int(ids.max())} is outside the vocabulary ({vocab_size})")
+        for start in range(0, ids.shape[1], self._window):
+            part = slice(start, start + self._window)
+            output = self._model(
+                input_ids=ids[:, part],
+                attention_mask=None if mask is None else mask[:, part],
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1 if last_only else 0,
+            )
+            self._cache = output.past_key_values
+            yield output.logits
+
+
+_NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "auto_map", "model_type")
+
+
+def peak_memory_bytes() -> int:
+    """Most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
+
+
+def _pad_left(prompts: Sequence[IntArray]) -> tuple[Tensor, Tensor | None]:
+    """Prompts as one batch; the mask is None when they are equally long."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros((len(prompts), longest), dtype=torch.long)
+    mask = torch.zeros((len(prompts), longest), dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.from_numpy(np.asarray(prompt, dtype=np.int64))
+        mask[row, longest - len(prompt) :] = True
+    return ids, None if bool(mask.all()) else mask
+
+
+def _until(tokens: NDArray, end: int) -> NDArray:
+    """The tokens before the first `end`."""
+    ends = np.flatnonzero(tokens == end)
+    return tokens[: ends[0]] if len(ends) else tokens

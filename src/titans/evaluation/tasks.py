@@ -1,0 +1,120 @@
+"""What a benchmark is: cells to fill, a way to measure some samples of one, and to sum them up.
+
+A cell is one number of a table (a length, a depth, a segment). Each of its samples has its own
+seed, made of (seed, cell, sample), so that a run can stop and go on, or change its batch size,
+without changing a result.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from titans.data.tasks.records import IGNORE, TokenBatch, TokenTask
+from titans.errors import DataError
+from titans.evaluation.records import Score, Value
+from titans.evaluation.subject import Subject
+
+Outcome = dict[str, float]
+"""What one sample gave, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number to be measured."""
+
+    samples: int
+    length: int | None = None
+    detail: dict[str, Value] = field(default_factory=dict)
+    batch_size: int = 1
+    """Samples that are best measured together."""
+
+    @property
+    def key(self) -> str:
+        """A name that tells this cell from the others of its task."""
+        parts = [f"{name}={value}" for name, value in self.detail.items()]
+        return ",".join([str(self.length), *parts])
+
+    @property
+    def cost(self) -> int:
+        """Tokens of one sample: what the progress bar counts."""
+        return self.length or 1
+
+    def rng(self, seed: int, sample: int) -> np.random.Generator:
+        """The generator of one sample."""
+        return np.random.default_rng([seed, zlib.crc32(self.key.encode()), sample])
+
+
+class Task(Protocol):
+    """A benchmark with its options."""
+
+    name: str
+
+    def options(self) -> dict[str, object]:
+        """The options as a record states them."""
+        ...
+
+    def cells(self) -> list[Cell]:
+        """Everything to be measured, cheapest first."""
+        ...
+
+    def measure(
+        self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
+    ) -> list[Outcome]:
+        """The outcome of each of these samples."""
+        ...
+
+    def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
+        """What the cell's outcomes amount to."""
+        ...
+
+
+@runtime_checkable
+class UnboundTask(Protocol):
+    """A benchmark whose cells depend on the model's tokens."""
+
+    def bind(self, subject: Subject) -> Task:
+        """The task for one subject."""
+        ...
+
+
+def batch_for(length: int, tokens: int = 1 << 15) -> int:
+    """Samples to read side by side: fewer of them the longer they are."""
+    return max(1, min(64, tokens // max(length, 1)))
+
+
+def require_vocabulary(subject: Subject, needed: int, task: str) -> None:
+    """Refuse a model that has no token for a part of the task."""
+    if subject.vocab_size < needed:
+        raise DataError(
+            f"{task} uses tokens 0..{needed - 1}, but {subject.name} has a vocabulary of "
+            f"{subject.vocab_size}: use a model trained on this task, or set the task's sizes"
+        )
+
+
+def draw_examples(
+    task: TokenTask, cell: Cell, seed: int, samples: Sequence[int], depth: float | None = None
+) -> TokenBatch:
+    """One example per sample, each from its own generator."""
+    drawn = []
+    for sample in samples:
+        rng = cell.rng(seed, sample)
+        if depth is None:
+            drawn.append(task.batch(rng, 1))
+        else:
+            drawn.append(task.at_depth(rng, 1, depth))  # type: ignore[attr-defined]
+    return TokenBatch(
+        np.concatenate([batch.tokens for batch in drawn]),
+        np.concatenate([batch.labels for batch in drawn]),
+    )
+
+
+def answered_share(subject: Subject, batch: TokenBatch) -> list[Outcome]:
+    """Per example, the share of its scored positions that the model answers rightly."""
+    reading = subject.predict(batch.tokens)
+    asked = batch.labels != IGNORE
+    right = (reading.values == batch.labels) & asked
+    shares = right.sum(axis=1) / asked.sum(axis=1)
+    return [{"accuracy": float(share), "state_bytes": reading.state_bytes} for share in shares]
