@@ -14,6 +14,12 @@ from titans.errors import TitansError
 
 COMMANDS: dict[str, str] = {
     "generate": "continue a text with a trained model, streaming",
+    "train": "train a model from a configuration: `titans train configs/mac.yaml`",
+    "tokenizer": "learn a byte-level BPE vocabulary",
+    "plot": "draw the curves of one or several runs",
+    "tune": "search hyper-parameters with Optuna",
+    "eval": "run a benchmark on a checkpoint and write a record",
+    "sweep": "train and evaluate a declared table of runs, resumable, under a time budget",
 }
 """Command name (and file name in this folder) -> one line of help."""
 

@@ -1,0 +1,69 @@
+"""`titans train`: from a configuration to a checkpoint."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+EXAMPLES = """examples:
+  titans train configs/mac.yaml --set data.path=corpus.txt
+  titans train configs/mag.yaml --set train.learning_rate=3e-4 --print-config
+  titans train runs/mac --resume
+  torchrun --nproc_per_node=2 -m titans.cli.main train configs/mac.yaml --set data.path=corpus.txt
+
+Ctrl-C saves a checkpoint and says how to go on. Several processes: `torchrun` or
+`accelerate launch`; weights split over them: --set train.sharding=full. Guide: docs/training.md."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `titans train`."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("config", help="a YAML file, or the folder of a run to --resume")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="change one setting (repeatable): train.steps=500, out=runs/other",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved configuration and stop"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, or print the configuration."""
+    from titans.training.config_file import load_config, to_yaml
+
+    path = Path(args.config)
+    if path.is_dir():
+        path = path / "config.yaml"
+    config = load_config(path, args.set)
+    if args.print_config:
+        from titans.training.build import check_model_section
+
+        check_model_section(config.model)
+        sys.stdout.write(to_yaml(config))
+        return 0
+
+    from titans.training.diagnosis import NonFiniteLoss
+    from titans.training.trainer import Trainer
+
+    trainer = Trainer(config, resume=args.resume)
+    try:
+        result = trainer.fit()
+    except NonFiniteLoss as error:
+        print(f"titans train: {error}", file=sys.stderr)
+        return 1
+    finally:
+        trainer.run.processes.close()
+    if not trainer.run.processes.is_main:
+        return 0
+    if args.json:
+        print(json.dumps(asdict(result), default=str))
+    else:
+        print(result.checkpoint)
+    return 130 if result.interrupted else 0

@@ -1,0 +1,1 @@
+"""From a configuration to a checkpoint: `titans train`. Read `trainer.py` first."""

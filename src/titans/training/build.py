@@ -1,0 +1,63 @@
+"""From the `model` section of a run to a model."""
+
+from collections.abc import Mapping
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from titans.data.streams import TrainingData
+from titans.errors import ConfigError
+from titans.models import TitansConfig, TitansForCausalLM
+from titans.training.config import RunConfig
+from titans.training.config_file import check_keys
+
+_SET_BY_DATA = ("pad_token_id", "bos_token_id", "eos_token_id", "use_cache")
+
+
+def model_keys() -> list[str]:
+    """What the `model` section may hold: the fields that `TitansConfig` itself defines."""
+    return [name for name in TitansConfig.__annotations__ if name not in _SET_BY_DATA]
+
+
+def check_model_section(section: Mapping[str, object]) -> None:
+    """Raise on a key that is not a field of the model."""
+    check_keys(section, model_keys(), "model.")
+
+
+def model_config(
+    section: Mapping[str, object],
+    *,
+    vocab_size: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> TitansConfig:
+    """The model's configuration, its vocabulary taken from the data where it is not given."""
+    check_model_section(section)
+    fields = {"vocab_size": vocab_size, **section}
+    given = fields["vocab_size"]
+    if not isinstance(given, int) or given < vocab_size:
+        raise ConfigError(
+            f"model.vocab_size ({given}) is below the {vocab_size} tokens of the data: "
+            "raise it or leave it out"
+        )
+    if tokenizer is not None:
+        fields |= {
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+        }
+    try:
+        return TitansConfig(**fields)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model section: {error}") from error
+
+
+def build_model(config: RunConfig, data: TrainingData) -> TitansForCausalLM:
+    """A new model with the initial weights of `config.seed`."""
+    settings = model_config(config.model, vocab_size=data.vocab_size, tokenizer=data.tokenizer)
+    if config.data.carry_state and settings.variant == "transformer":
+        raise ConfigError(
+            "data.carry_state with model.variant 'transformer': full attention would have to keep "
+            "every token it ever read; use swa or a model with a memory"
+        )
+    torch.manual_seed(config.seed)
+    return TitansForCausalLM(settings)

@@ -1,0 +1,141 @@
+"""Folders of checkpoints: whole or not there, the last few and the best kept.
+
+A checkpoint is written to a hidden folder, flushed to the disk, and renamed into place. Old ones
+are renamed out of sight before they are deleted. So a process may be killed at any moment and
+what is called `step-...` is complete. `last` and `best` are links to two of them.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from titans.errors import CheckpointError
+from titans.training.files import (
+    free_space,
+    is_out_of_space,
+    make_readable,
+    replace_link,
+    sync_folder,
+)
+
+SUMMARY = "summary.json"
+"""Written last: step and held-out loss of a checkpoint."""
+_PREFIX = "step-"
+_HIDDEN = (".saving-", ".deleting-")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One complete checkpoint."""
+
+    path: Path
+    step: int
+    held_out_loss: float | None
+
+
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, *, keep_last: int, keep_best: bool) -> None:
+        self.folder, self.keep_last, self.keep_best = folder, keep_last, keep_best
+
+    def clean(self) -> None:
+        """Remove what an interrupted save or deletion left behind."""
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                if path.name.startswith(_HIDDEN):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def all(self) -> list[Checkpoint]:
+        """Complete checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [_read(p) for p in self.folder.glob(f"{_PREFIX}*")]
+        return sorted((c for c in found if c is not None), key=lambda c: c.step)
+
+    def last(self) -> Checkpoint | None:
+        """The newest complete checkpoint."""
+        return next(reversed(self.all()), None)
+
+    def best(self) -> Checkpoint | None:
+        """The one with the lowest held-out loss."""
+        measured = [c for c in self.all() if c.held_out_loss is not None]
+        return min(measured, key=lambda c: c.held_out_loss, default=None)  # type: ignore[arg-type, return-value]
+
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of `step` is, or will be."""
+        return self.folder / f"{_PREFIX}{step:08d}"
+
+    def begin(self, step: int, *, is_main: bool) -> Path:
+        """A hidden folder to write the checkpoint of `step` into; the main process makes it."""
+        part = self.folder / f"{_HIDDEN[0]}{self.path_of(step).name}"
+        if is_main:
+            with self.explained(step):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir()
+        return part
+
+    def commit(self, step: int, held_out_loss: float | None) -> Checkpoint:
+        """Everything is written: flush it, put it into its place, drop what is too old."""
+        target = self.path_of(step)
+        part = self.folder / f"{_HIDDEN[0]}{target.name}"
+        with self.explained(step):
+            summary = {"step": step, "held_out_loss": held_out_loss}
+            (part / SUMMARY).write_text(json.dumps(summary))
+            make_readable(part)
+            sync_folder(part)
+            part.rename(target)
+            sync_folder(self.folder, recursive=False)
+            self._tidy()
+        return Checkpoint(target, step, held_out_loss)
+
+    @contextmanager
+    def explained(self, step: int) -> Iterator[None]:
+        """Turn a failure to write into a message that says what to do."""
+        try:
+            yield
+        except Exception as error:
+            self.clean()
+            raise self._explain(error, self.path_of(step)) from error
+
+    def _tidy(self) -> None:
+        """Drop what need not be kept, and point the links."""
+        kept = self.all()[-self.keep_last :]
+        best = self.best() if self.keep_best else None
+        names = {c.path.name for c in kept} | ({best.path.name} if best else set())
+        replace_link(self.folder / "last", kept[-1].path.name)
+        if best:
+            replace_link(self.folder / "best", best.path.name)
+        for checkpoint in self.all():
+            if checkpoint.path.name not in names:
+                self._delete(checkpoint.path)
+
+    def _delete(self, path: Path) -> None:
+        gone = path.with_name(f"{_HIDDEN[1]}{path.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _explain(self, error: Exception, target: Path) -> Exception:
+        if not (isinstance(error, OSError) or is_out_of_space(error)):
+            return error
+        last = self.last()
+        remains = f"the last good checkpoint is {last.path}" if last else "there is none before it"
+        if is_out_of_space(error):
+            return CheckpointError(
+                f"{target}: the disk is full ({free_space(self.folder)}), the checkpoint was not "
+                f"saved; {remains}. Make room and go on with --resume"
+            )
+        return CheckpointError(f"{target}: cannot be written ({error}); {remains}")
+
+
+def _read(path: Path) -> Checkpoint | None:
+    try:
+        summary = json.loads((path / SUMMARY).read_text())
+        return Checkpoint(path, int(summary["step"]), summary["held_out_loss"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,164 @@
+"""How to train: the typed configuration of one run. A YAML file in `configs/` is one of these.
+
+The order is: defaults here, then the file, then `--set section.key=value`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from titans.data.config import DataConfig
+from titans.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The outer loop: what the optimizer does. What is trained is the `model` section."""
+
+    steps: int = 1_000
+    """Optimizer steps."""
+    batch_size: int = 16
+    """Sequences per optimizer step, over all processes and accumulated micro-batches."""
+    micro_batch_size: int | None = None
+    """Sequences per forward pass of one process; below its share, gradients are accumulated."""
+    learning_rate: float = 3e-3
+    """Peak learning rate of the outer optimizer (not theta, the memory's own step size)."""
+    min_learning_rate_ratio: float = 0.1
+    """Where the cosine ends, as a part of the peak."""
+    warmup_steps: int = 50
+    """Steps of linear warm-up."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """What follows the warm-up."""
+    weight_decay: float = 0.1
+    """On matrices; never on norms, biases, gates, embeddings, persistent or initial memory."""
+    memory_learning_rate_ratio: float = 1.0
+    """Learning rate of the memory's parameters, relative to the others'."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's averages."""
+    epsilon: float = 1e-8
+    """AdamW's epsilon."""
+    max_grad_norm: float = 1.0
+    """Clip the gradient to this norm; 0 switches it off."""
+    memory_loss_weight: float = 0.0
+    """lambda in `L = L_lm + lambda L_memory` (the mean associative loss of the memories)."""
+    core_steps: int = 0
+    """Two stages: in the first this many steps the memory is off the path and frozen."""
+    freeze_core: bool = False
+    """In the second stage, train only the memory, its gates and the norms that join it."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: autocast. Helps on GPUs; on CPUs without bfloat16 units it is slower."""
+    sharding: Literal["none", "full"] = "none"
+    """With several processes: `full` splits the weights over them too (FSDP)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    compile: bool = False
+    """Run the model through `torch.compile`."""
+    max_bad_steps: int = 5
+    """Stop after this many steps in a row with a loss or gradient that is not finite."""
+
+    def __post_init__(self) -> None:
+        _at_least("train.steps", self.steps, 1)
+        _at_least("train.batch_size", self.batch_size, 1)
+        _at_least("train.warmup_steps", self.warmup_steps, 0)
+        _at_least("train.max_bad_steps", self.max_bad_steps, 1)
+        _at_least("train.core_steps", self.core_steps, 0)
+        _not_negative("train.weight_decay", self.weight_decay)
+        _not_negative("train.max_grad_norm", self.max_grad_norm)
+        _not_negative("train.memory_loss_weight", self.memory_loss_weight)
+        if not self.learning_rate > 0:
+            raise ConfigError(f"train.learning_rate must be above 0, got {self.learning_rate}")
+        if not 0 <= self.min_learning_rate_ratio <= 1:
+            raise ConfigError(
+                "train.min_learning_rate_ratio must lie between 0 and 1, "
+                f"got {self.min_learning_rate_ratio}"
+            )
+        if self.warmup_steps >= self.steps:
+            raise ConfigError(
+                f"train.warmup_steps ({self.warmup_steps}) must be below train.steps ({self.steps})"
+            )
+        if self.core_steps >= self.steps:
+            raise ConfigError(
+                f"train.core_steps ({self.core_steps}) must be below train.steps ({self.steps}), "
+                "or the memory never joins"
+            )
+        if self.freeze_core and not self.core_steps:
+            raise ConfigError("train.freeze_core needs a first stage: set train.core_steps")
+        if self.micro_batch_size is not None and (
+            self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
+        ):
+            raise ConfigError(
+                f"train.micro_batch_size ({self.micro_batch_size}) must divide "
+                f"train.batch_size ({self.batch_size})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save and what to keep. The first and the last step are not special."""
+
+    every: int = 200
+    """Steps between checkpoints; the end of the run always saves one."""
+    keep_last: int = 2
+    """How many of the newest to keep."""
+    keep_best: bool = True
+    """Keep the one with the lowest held-out loss as well."""
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint.every", self.every, 1)
+        _at_least("checkpoint.keep_last", self.keep_last, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What to look at while training."""
+
+    every: int = 10
+    """Steps between lines in the log; each line is the mean over them."""
+    held_out_every: int = 100
+    """Steps between measurements of the held-out loss; 0 switches them off."""
+    held_out_batches: int = 8
+    """Batches of a measurement, always the same ones."""
+    sample_every: int = 0
+    """Steps between sample generations; 0 switches them off."""
+    sample_prompt: str = "\n"
+    """What samples continue."""
+    sample_tokens: int = 200
+    """Length of a sample."""
+    tensorboard: bool = True
+    """Write TensorBoard files beside the JSONL log."""
+    wandb_project: str | None = None
+    """Log to this Weights & Biases project too (needs the `wandb` package)."""
+
+    def __post_init__(self) -> None:
+        _at_least("log.every", self.every, 1)
+        _at_least("log.held_out_every", self.held_out_every, 0)
+        _at_least("log.held_out_batches", self.held_out_batches, 1)
+        _at_least("log.sample_every", self.sample_every, 0)
+        _at_least("log.sample_tokens", self.sample_tokens, 1)
+        if not self.sample_prompt:
+            raise ConfigError("log.sample_prompt must not be empty: a model continues something")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One whole run."""
+
+    out: str = "runs/run"
+    """The folder of the run: configuration, logs, samples, checkpoints."""
+    seed: int = 0
+    """Decides initial weights, the order of the data and everything random."""
+    model: dict[str, object] = field(default_factory=dict)
+    """Fields of `TitansConfig`. `vocab_size` follows the data when it is left out."""
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def _at_least(name: str, value: int, smallest: int) -> None:
+    if value < smallest:
+        raise ConfigError(f"{name} must be at least {smallest}, got {value}")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{name} cannot be negative, got {value}")

@@ -1,0 +1,145 @@
+"""The log of a run: one JSON object per line, always; TensorBoard beside it; W&B if asked for.
+
+A resumed run cuts the log back to its checkpoint, so the file reads as if nothing had happened.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from titans.errors import ConfigError, DataError
+from titans.training.config import LogConfig
+from titans.training.files import is_out_of_space, write_text
+
+LOG_NAME = "log.jsonl"
+TIMES = ("seconds", "tokens_per_second", "data_wait")
+"""Fields that depend on the clock: two runs of one configuration agree in all others."""
+
+
+class Record(dict[str, object]):
+    """One line of the log: `kind` (train, held_out, sample, event), `step` and values."""
+
+
+class _Sink(Protocol):
+    def write(self, record: Mapping[str, object]) -> None: ...
+    def close(self) -> None: ...
+
+
+class RunLog:
+    """Writes records to every place that wants them."""
+
+    def __init__(self, run: Path, config: LogConfig, *, resume_step: int, settings: object) -> None:
+        run.mkdir(parents=True, exist_ok=True)
+        self.path = run / LOG_NAME
+        _cut_back(self.path, resume_step)
+        self._file = self.path.open("a")
+        self._sinks: list[_Sink] = []
+        if config.tensorboard:
+            self._sinks.append(_TensorBoard(run / "tensorboard", resume_step))
+        if config.wandb_project:
+            self._sinks.append(_WandB(config.wandb_project, run, settings))
+
+    def write(self, kind: str, step: int, values: Mapping[str, object]) -> Record:
+        """Add one record. Numbers that are not finite are written as null."""
+        record = Record(kind=kind, step=step, **values)
+        plain = {key: _finite(value) for key, value in record.items()}
+        try:
+            self._file.write(json.dumps(plain) + "\n")
+            self._file.flush()
+        except OSError as error:
+            if is_out_of_space(error):
+                raise DataError(f"{self.path}: the disk is full, the log cannot go on") from error
+            raise
+        for sink in self._sinks:
+            sink.write(record)
+        return record
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_log(run: str | Path) -> list[Record]:
+    """The records of a run (its folder, or the log file itself)."""
+    path = Path(run)
+    path = path / LOG_NAME if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"{path}: no such log; give the folder of a run (the `out` of its config)")
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(Record(json.loads(line)))
+        except ValueError:
+            # A killed process may leave half of its last line.
+            continue
+    return records
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Keep the records up to `step`."""
+    if path.is_file():
+        kept = [r for r in read_log(path) if isinstance(s := r.get("step"), int) and s <= step]
+        kept = kept if step else []
+        write_text(path, "".join(json.dumps(r) + "\n" for r in kept))
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = resume_step + 1 if resume_step else None
+        self.writer = SummaryWriter(str(folder), purge_step=purge)
+
+    def write(self, record: Mapping[str, object]) -> None:
+        step = record["step"]
+        for name, value in record.items():
+            if name in ("kind", "step"):
+                continue
+            if isinstance(value, (int, float)):
+                self.writer.add_scalar(f"{record['kind']}/{name}", value, step)
+            elif isinstance(value, str):
+                self.writer.add_text(f"{record['kind']}/{name}", value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _WandB:
+    def __init__(self, project: str, run: Path, settings: object) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ConfigError(
+                "log.wandb_project is set but the `wandb` package is not installed: "
+                "pip install wandb, or leave it out (JSONL and TensorBoard are always written)"
+            ) from error
+        self.run = wandb.init(
+            project=project, name=run.name, dir=str(run), config=settings, resume="allow"
+        )
+
+    def write(self, record: Mapping[str, object]) -> None:
+        values = {f"{record['kind']}/{k}": v for k, v in record.items() if k not in ("kind",)}
+        self.run.log(values)
+
+    def close(self) -> None:
+        self.run.finish()
