@@ -3,8 +3,10 @@
 import dataclasses
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from titans.errors import ConfigError
+from titans.evaluation.lengths import parse_length
 
 TASKS: dict[str, tuple[str, str]] = {
     "s-niah": ("titans.evaluation.s_niah:SNiah", "needles in a haystack of text (pk, n, w)"),
@@ -20,6 +22,9 @@ TASKS: dict[str, tuple[str, str]] = {
     "locomo": ("titans.evaluation.locomo:Locomo", "questions about long conversations (recall)"),
 }
 """Task name -> where its class is, and one line of help."""
+
+PATH_OPTIONS = ("haystack", "words", "babi", "background", "text")
+"""Options that name a file or a folder."""
 
 
 def load_task(name: str) -> type:
@@ -41,3 +46,19 @@ def build_task(name: str, options: Mapping[str, object]) -> object:
                 + ", ".join(sorted(f"--{field.replace('_', '-')}" for field in known))
             )
     return kind(**options)
+
+
+def convert_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Options from a YAML file as the tasks want them: lengths like 2k, lists, paths."""
+    converted: dict[str, object] = {}
+    for name, value in options.items():
+        if name == "lengths":
+            parts = value if isinstance(value, list) else str(value).split(",")
+            converted[name] = tuple(parse_length(str(part)) for part in parts)
+        elif isinstance(value, list):
+            converted[name] = tuple(value)
+        elif name in PATH_OPTIONS and value is not None:
+            converted[name] = Path(str(value))
+        else:
+            converted[name] = value
+    return converted

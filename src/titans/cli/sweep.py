@@ -1,0 +1,145 @@
+"""`titans sweep FILE`: train and evaluate a declared table of runs."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from titans.evaluation.records import Record
+    from titans.evaluation.sweep import Entry, Evaluation, Job, Sweep
+
+EXAMPLES = """examples:
+  titans sweep configs/sweeps/ablation.yaml --out runs/ablation
+  titans sweep configs/sweeps/variants.yaml --out runs/variants --set data.path=corpus.txt
+  titans sweep configs/sweeps/ablation.yaml --out runs/ablation --plan
+
+Start it again to go on: finished rows are kept, a row that was stopped resumes from its checkpoint.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("file", type=Path, help="the sweep (YAML)")
+    parser.add_argument("--out", type=Path, help="folder of the runs (runs/NAME)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
+    parser.add_argument("--budget-minutes", type=float, help="instead of the file's")
+    parser.add_argument("--plan", action="store_true", help="print the jobs and stop")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, run what is missing, print the table."""
+    import dataclasses
+
+    from titans.evaluation.sweep import load_sweep, plan_jobs, run_sweep, summarise
+
+    sweep = load_sweep(args.file)
+    sweep = dataclasses.replace(sweep, set=(*sweep.set, *args.set))
+    if args.budget_minutes is not None:
+        sweep = dataclasses.replace(sweep, budget_minutes=args.budget_minutes)
+    base = args.file.parent / sweep.base
+    out = args.out or Path("runs") / sweep.name
+    jobs = plan_jobs(sweep, _match_rows(sweep, base))
+    if args.plan:
+        for job in jobs:
+            print(job.name, *job.settings)
+        return 0
+
+    def train(job: "Job", folder: Path) -> None:
+        _train(base, job, folder)
+
+    finished = run_sweep(sweep, jobs, out, train=train, evaluate=_evaluate, report=_say)
+    entries = summarise(sweep, jobs, out)
+    if args.json:
+        print(json.dumps([asdict(entry) for entry in entries], indent=1))
+    else:
+        _print_table(entries)
+    return 0 if finished else 1
+
+
+def _train(base: Path, job: "Job", folder: Path) -> None:
+    from titans.training.config_file import load_config
+    from titans.training.trainer import Trainer
+
+    config = load_config(base, [*job.settings, f"out={folder}"])
+    begun = any((folder / "checkpoints").glob("step-*"))
+    trainer = Trainer(config, resume=begun)
+    try:
+        result = trainer.fit()
+    finally:
+        trainer.run.processes.close()
+    if result.interrupted:
+        raise KeyboardInterrupt
+
+
+def _evaluate(job: "Job", evaluation: "Evaluation", folder: Path, file: Path) -> "Record":
+    from titans.evaluation.registry import build_task, convert_options
+    from titans.evaluation.runner import run_task
+    from titans.evaluation.subject import ModelSubject
+
+    task = build_task(evaluation.task, convert_options(evaluation.options))
+    subject = ModelSubject.load(folder / "checkpoints" / "last", settings=evaluation.settings)
+    subject.name = job.name
+    return run_task(
+        task,  # type: ignore[arg-type]
+        subject,
+        subject.card(),
+        path=file,
+        command=f"titans sweep, row {job.row.name!r}, seed {job.seed}",
+    )
+
+
+def _match_rows(sweep: "Sweep", base: Path) -> dict[str, str]:
+    """Per row, the setting that gives it as many parameters as the first row."""
+    from titans.evaluation.sweep import match_size
+
+    if not sweep.match_parameters:
+        return {}
+    target = _count(base, [*sweep.set, *sweep.rows[0].set])
+    sized = {}
+    for row in sweep.rows[1:]:
+
+        def count(size: int, settings: tuple[str, ...] = row.set) -> int:
+            return _count(base, [*sweep.set, *settings, f"{sweep.match_parameters}={size}"])
+
+        sized[row.name] = f"{sweep.match_parameters}={match_size(count, target, sweep.tolerance)}"
+    return sized
+
+
+def _count(base: Path, settings: list[str]) -> int:
+    """Parameters of a run's model, without making it."""
+    import torch
+
+    from titans.data.streams import load_data
+    from titans.models import TitansForCausalLM
+    from titans.training.build import model_config
+    from titans.training.config_file import load_config
+
+    config = load_config(base, settings)
+    data = load_data(config.data, batch_size=config.train.batch_size, seed=config.seed)
+    built = model_config(config.model, vocab_size=data.vocab_size, tokenizer=data.tokenizer)
+    with torch.device("meta"):
+        return sum(p.numel() for p in TitansForCausalLM(built).parameters())
+
+
+def _print_table(entries: list["Entry"]) -> None:
+    from titans.evaluation.lengths import format_length
+
+    print(
+        f"{'row':<22}{'evaluation':<14}{'length':>8}  {'metric':<16}{'mean':>9}  {'spread':>8}  n"
+    )
+    for entry in entries:
+        length = "" if entry.length is None else format_length(entry.length)
+        detail = " ".join(f"{name}={value}" for name, value in entry.detail.items())
+        print(
+            f"{entry.row:<22}{entry.evaluation:<14}{length:>8}  {entry.metric:<16}"
+            f"{entry.mean:>9.4g}  {entry.spread:>8.3g}  {entry.seeds}  {detail}".rstrip()
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

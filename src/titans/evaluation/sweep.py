@@ -1,0 +1,260 @@
+"""Declared sweeps: a table of runs, trained and evaluated row by row under a time budget.
+
+A sweep file names a base configuration, the rows (what each changes), seeds and evaluations. All
+rows run with the first seed before any runs with the second, in the order of the file, so the most
+valuable numbers come first. What is finished is never done again; a run that was stopped goes on.
+Training itself is handed in: this module knows plans, budgets and tables.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from titans.errors import ConfigError
+from titans.evaluation.records import Record
+
+DONE = "done.json"
+"""Written in a job's folder once everything in it is finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    set: tuple[str, ...] = ()
+    """Settings of the run on top of the base: `model.memory_depth=1`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A benchmark that every finished run goes through."""
+
+    task: str
+    options: dict[str, object] = field(default_factory=dict)
+    """Options of the task, as in `titans eval`."""
+    name: str = ""
+    """Name of the record; the task's when empty."""
+    settings: dict[str, object] = field(default_factory=dict)
+    """Fields of the model's configuration to change for inference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A whole sweep."""
+
+    name: str
+    base: str
+    """Configuration of a run, relative to the sweep file."""
+    rows: tuple[Row, ...]
+    evaluations: tuple[Evaluation, ...]
+    seeds: tuple[int, ...] = (0,)
+    set: tuple[str, ...] = ()
+    """Settings that all rows share, on top of the base."""
+    budget_minutes: float = 60.0
+    """No job is begun that would probably end after this much time, over all calls."""
+    match_parameters: str = ""
+    """A setting such as model.intermediate_size that is changed until every row has the first
+    row's number of parameters; empty: rows are taken as they are."""
+    tolerance: float = 0.03
+    """How far a row's number of parameters may be from the first row's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One row with one seed."""
+
+    row: Row
+    seed: int
+    settings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        plain = "".join(c if c.isalnum() else "-" for c in self.row.name.lower())
+        return f"{plain}-seed{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One number of the finished table: mean and spread over seeds."""
+
+    row: str
+    evaluation: str
+    metric: str
+    length: int | None
+    detail: dict[str, object]
+    mean: float
+    spread: float
+    """Standard deviation over seeds; 0 with one seed."""
+    seeds: int
+
+
+Train = Callable[[Job, Path], None]
+"""Train a job in a folder, going on from a checkpoint if there is one."""
+Evaluate = Callable[[Job, Evaluation, Path, Path], Record]
+"""(job, evaluation, folder, file of the record) -> the record."""
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Read a sweep file; unknown keys are refused."""
+    place = Path(path)
+    try:
+        tree = yaml.safe_load(place.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{place}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{place} must hold name, base, rows and evaluations")
+    try:
+        rows = tuple(Row(**_tuples(row)) for row in tree.pop("rows"))
+        evaluations = tuple(Evaluation(**entry) for entry in tree.pop("evaluations"))
+        sweep = Sweep(rows=rows, evaluations=evaluations, **_tuples(tree))
+    except KeyError as error:
+        raise ConfigError(f"{place} lacks {error}") from None
+    except TypeError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    names = [row.name for row in rows]
+    if len(set(names)) != len(names) or not names:
+        raise ConfigError(f"{place}: rows need distinct names, got {names}")
+    return sweep
+
+
+def plan_jobs(sweep: Sweep, sized: Mapping[str, str] | None = None) -> list[Job]:
+    """Every job, most valuable first.
+
+    Args:
+        sized: per row, the setting that gives it the first row's number of parameters.
+    """
+    return [
+        Job(
+            row=row,
+            seed=seed,
+            settings=(
+                *sweep.set,
+                *row.set,
+                *([sized[row.name]] if sized and row.name in sized else []),
+                f"seed={seed}",
+            ),
+        )
+        for seed in sweep.seeds
+        for row in sweep.rows
+    ]
+
+
+def run_sweep(
+    sweep: Sweep,
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    train: Train,
+    evaluate: Evaluate,
+    report: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Do what is not done yet while the budget lasts; tell whether everything is finished."""
+    spent = {job.name: seconds for job in jobs if (seconds := _spent(out / job.name)) is not None}
+    for number, job in enumerate(jobs, start=1):
+        if job.name in spent:
+            continue
+        used = sum(spent.values())
+        expected = max(spent.values(), default=0.0)
+        if used + expected > 60 * sweep.budget_minutes:
+            report(
+                f"budget of {sweep.budget_minutes:g} min: {used / 60:.1f} used, the next job would "
+                f"take about {expected / 60:.1f}; {len(jobs) - len(spent)} of {len(jobs)} not done"
+            )
+            return False
+        report(f"job {number} of {len(jobs)}: {job.name}")
+        began = clock()
+        folder = out / job.name
+        folder.mkdir(parents=True, exist_ok=True)
+        train(job, folder)
+        for evaluation in sweep.evaluations:
+            file = folder / f"{evaluation.name or evaluation.task}.json"
+            if not file.exists():
+                evaluate(job, evaluation, folder, file)
+        spent[job.name] = clock() - began
+        (folder / DONE).write_text(json.dumps({"seconds": spent[job.name]}))
+    return True
+
+
+def _spent(folder: Path) -> float | None:
+    """Seconds that a finished job took; None for one that is not finished."""
+    file = folder / DONE
+    return float(json.loads(file.read_text())["seconds"]) if file.is_file() else None
+
+
+def summarise(sweep: Sweep, jobs: Sequence[Job], out: Path) -> list[Entry]:
+    """Mean and spread over the seeds that are finished, row by row."""
+    entries: list[Entry] = []
+    for row in sweep.rows:
+        folders = [out / job.name for job in jobs if job.row == row]
+        for evaluation in sweep.evaluations:
+            name = evaluation.name or evaluation.task
+            files = [folder / f"{name}.json" for folder in folders if (folder / DONE).is_file()]
+            entries += _entries(row.name, name, [Record.load(file) for file in files])
+    return entries
+
+
+def _entries(row: str, evaluation: str, records: Sequence[Record]) -> list[Entry]:
+    if not records:
+        return []
+    entries = []
+    for score in records[0].scores:
+        found = (r.find(score.metric, score.length, **score.detail) for r in records)
+        values = [other.value for other in found if other is not None]
+        entries.append(
+            Entry(
+                row=row,
+                evaluation=evaluation,
+                metric=score.metric,
+                length=score.length,
+                detail=dict(score.detail),
+                mean=math.fsum(values) / len(values),
+                spread=standard_deviation(values),
+                seeds=len(values),
+            )
+        )
+    return entries
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Of a sample; 0 for one value."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def match_size(count: Callable[[int], int], target: int, tolerance: float) -> int:
+    """The size whose parameter count is nearest to `target`; `count` grows with the size."""
+    low, high = 1, 2
+    if count(low) > target * (1 + tolerance):
+        raise ConfigError(
+            f"even the smallest size has {count(low):,} parameters, more than {target:,}"
+        )
+    while count(high) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) <= target else (low, middle)
+    best = min((low, high), key=lambda size: abs(count(size) - target))
+    if abs(count(best) - target) > tolerance * target:
+        raise ConfigError(
+            f"no size comes within {tolerance:.0%} of {target:,} parameters; "
+            f"the nearest has {count(best):,}"
+        )
+    return best
+
+
+def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as tuples, so that the frozen classes are truly constant."""
+    return {
+        str(key): tuple(value) if isinstance(value, list) else value for key, value in tree.items()
+    }

@@ -1,0 +1,173 @@
+"""Sweeps: order, budget, resuming, equal sizes, the table; and one that really trains."""
+
+from pathlib import Path
+
+import pytest
+
+from evaluation.subjects import CARD
+from titans.cli.main import main
+from titans.errors import ConfigError
+from titans.evaluation.records import Record, accuracy_score
+from titans.evaluation.sweep import (
+    Evaluation,
+    Job,
+    load_sweep,
+    match_size,
+    plan_jobs,
+    run_sweep,
+    summarise,
+)
+
+FILE = """
+name: tiny
+base: base.yaml
+seeds: [0, 1]
+budget_minutes: 10
+rows:
+  - name: full
+  - name: no conv
+    set: [model.memory_conv_kernel=0]
+evaluations:
+  - task: needle
+    options: {lengths: [32], samples: 4}
+"""
+
+
+def write(folder: Path, text: str = FILE) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(text)
+    return path
+
+
+def record(value: float) -> Record:
+    return Record(
+        task="needle",
+        model=CARD,
+        options={},
+        seed=1,
+        scores=(accuracy_score([value], length=32),),
+        seconds=0,
+        commit=None,
+        version="0",
+        machine="m",
+    )
+
+
+class Workshop:
+    """Counts what is done; time passes by a minute per training."""
+
+    def __init__(self, values: dict[str, float] | None = None) -> None:
+        self.trained: list[str] = []
+        self.now = 0.0
+        self.values = values or {}
+
+    def train(self, job: Job, folder: Path) -> None:
+        self.trained.append(job.name)
+        self.now += 60
+
+    def evaluate(self, job: Job, evaluation: Evaluation, folder: Path, file: Path) -> Record:
+        found = record(self.values.get(job.name, 0.5))
+        found.save(file)
+        return found
+
+    def run(self, path: Path, out: Path) -> bool:
+        sweep = load_sweep(path)
+        jobs = plan_jobs(sweep)
+        return run_sweep(
+            sweep,
+            jobs,
+            out,
+            train=self.train,
+            evaluate=self.evaluate,
+            report=lambda text: None,
+            clock=lambda: self.now,
+        )
+
+
+def test_jobs_come_seed_by_seed_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    jobs = plan_jobs(load_sweep(write(tmp_path)))
+    assert [job.name for job in jobs] == [
+        "full-seed0",
+        "no-conv-seed0",
+        "full-seed1",
+        "no-conv-seed1",
+    ]
+    assert jobs[1].settings == ("model.memory_conv_kernel=0", "seed=0")
+
+
+def test_a_sweep_stops_at_its_budget_and_goes_on_later(tmp_path: Path) -> None:
+    path, out = write(tmp_path, FILE.replace("minutes: 10", "minutes: 2.5")), tmp_path / "out"
+    first = Workshop()
+    assert not first.run(path, out) and first.trained == ["full-seed0", "no-conv-seed0"]
+    second = Workshop()
+    assert not second.run(path, out) and second.trained == []
+    third = Workshop()
+    assert third.run(write(tmp_path), out) and third.trained == ["full-seed1", "no-conv-seed1"]
+
+
+def test_a_job_that_was_killed_is_begun_again_but_its_records_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "full-seed0").mkdir(parents=True)
+    record(0.25).save(out / "full-seed0" / "needle.json")
+    workshop = Workshop()
+    assert workshop.run(write(tmp_path), out) and "full-seed0" in workshop.trained
+    assert Record.load(out / "full-seed0" / "needle.json").scores[0].value == 0.25
+
+
+def test_the_table_has_mean_and_spread_over_seeds(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "out"
+    Workshop({"full-seed0": 0.9, "full-seed1": 1.0}).run(path, out)
+    sweep = load_sweep(path)
+    full, bare = summarise(sweep, plan_jobs(sweep), out)
+    assert (full.row, full.seeds, full.length) == ("full", 2, 32)
+    assert full.mean == pytest.approx(0.95) and full.spread == pytest.approx(0.0707, abs=1e-4)
+    assert bare.spread == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("base: base.yaml", ""), "base"),
+        (("rows:", "lines:"), "lacks 'rows'"),
+        (("no conv", "full"), "distinct names"),
+        (("budget_minutes", "budget"), "budget"),
+        (("name: tiny", "name: ["), "not valid YAML"),
+    ],
+)
+def test_malformed_sweeps_are_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(write(tmp_path, FILE.replace(*change)))
+
+
+def test_sizes_are_matched_within_the_tolerance() -> None:
+    assert match_size(lambda n: 1_000 + 300 * n, 40_000, 0.03) == 130
+    with pytest.raises(ConfigError, match="even the smallest"):
+        match_size(lambda n: 1_000 * n, 500, 0.03)
+    with pytest.raises(ConfigError, match="no size comes within 3%"):
+        match_size(lambda n: 1_000 * n, 1_400, 0.03)
+
+
+BASE = """
+model: {variant: lmm, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1, chunk_size: 8}
+data: {source: needle, sequence_len: 48, task: {length: 48, num_needles: 2}}
+train: {steps: 2, batch_size: 2, warmup_steps: 1}
+log: {held_out_every: 0, tensorboard: false}
+"""
+
+
+def test_a_small_sweep_trains_evaluates_and_matches_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    matched = FILE.replace("seeds: [0, 1]", "match_parameters: model.intermediate_size")
+    matched = matched.replace("lengths: [32]", "lengths: [64], num_needles: 2")
+    path, out = write(tmp_path, matched), tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out)]) == 0
+    table = capsys.readouterr().out
+    assert "full" in table and "no conv" in table and "accuracy" in table
+    sizes = [
+        Record.load(out / f"{name}-seed0" / "needle.json").model.num_parameters
+        for name in ("full", "no-conv")
+    ]
+    assert abs(sizes[0] - sizes[1]) <= 0.03 * sizes[0]
+    assert main(["sweep", str(path), "--out", str(out), "--json"]) == 0
