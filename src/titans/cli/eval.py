@@ -142,9 +142,11 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _setting(text: str) -> tuple[str, object]:
+    from titans.errors import ConfigError
+
     name, found, value = text.partition("=")
     if not found:
-        raise argparse.ArgumentTypeError(f"--set wants FIELD=VALUE, got {text!r}")
+        raise ConfigError(f"--set wants FIELD=VALUE, got {text!r}")
     words = {"none": None, "true": True, "false": False}
     if value.lower() in words:
         return name, words[value.lower()]

@@ -1,0 +1,205 @@
+"""Real models under evaluation: streaming, batches, limits, checkpoints, the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from titans.cli.main import main
+from titans.data.tokenizer import byte_tokenizer
+from titans.errors import CheckpointError, ConfigError, DataError
+from titans.evaluation.records import Record
+from titans.evaluation.registry import convert_options
+from titans.evaluation.subject import ModelSubject
+from titans.evaluation.throughput import Throughput
+from titans.models import TitansConfig, TitansForCausalLM
+
+
+def tiny(variant: str = "mac", vocab_size: int = 259) -> TitansForCausalLM:
+    torch.manual_seed(0)
+    return TitansForCausalLM(
+        TitansConfig(
+            variant=variant,
+            vocab_size=vocab_size,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            chunk_size=4,
+            segment_len=8,
+            window=8,
+            num_persistent=2,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-mac"
+    tiny().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("variant", ["lmm", "mac", "mag", "mal", "transformer", "swa"])
+def test_reading_in_windows_equals_reading_at_once(variant: str) -> None:
+    model = tiny(variant)
+    tokens = np.random.default_rng(0).integers(0, 259, (2, 50))
+    whole, parts = ModelSubject(model, window=64), ModelSubject(model, window=7)
+    np.testing.assert_allclose(
+        parts.losses(tokens).values, whole.losses(tokens).values, rtol=1e-4, atol=1e-5
+    )
+    assert (parts.predict(tokens).values == whole.predict(tokens).values).mean() > 0.98
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(tokens)).logits
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].mT, torch.from_numpy(tokens[:, 1:]), reduction="none"
+    )
+    np.testing.assert_allclose(whole.losses(tokens).values, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["lmm", "mac", "swa"])
+def test_prompts_of_different_length_answer_as_they_would_alone(variant: str) -> None:
+    subject = ModelSubject(tiny(variant), byte_tokenizer(), window=16)
+    prompts = [
+        subject.encode(text) for text in ("a short one", "a prompt that is longer", "x" * 40)
+    ]
+    together = subject.generate(prompts, 6)
+    for prompt, reading in zip(prompts, together, strict=True):
+        (alone,) = subject.generate([prompt], 6)
+        assert alone.values.tolist() == reading.values.tolist()
+        assert 1 <= len(reading.values) <= 6
+
+
+def test_generation_stops_at_the_end_of_text() -> None:
+    model = tiny()
+    tokenizer = byte_tokenizer()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[int(tokenizer.eos_token_id)] = 1e3  # type: ignore[arg-type]
+    subject = ModelSubject(model, tokenizer)
+    hidden = subject.generate([subject.encode("abc")], 5)[0].values
+    # The sign of the hidden state decides which of the two logits wins; either way it ends.
+    assert len(hidden) in (0, 5)
+
+
+def test_the_state_of_a_memory_model_is_constant_and_that_of_attention_grows() -> None:
+    tokens = np.random.default_rng(0).integers(0, 259, (1, 96))
+    sizes = {}
+    for variant in ("mac", "swa", "transformer"):
+        subject = ModelSubject(tiny(variant))
+        sizes[variant] = [subject.predict(tokens[:, :n]).state_bytes for n in (32, 96)]
+    assert sizes["mac"][0] == sizes["mac"][1] > 0 and sizes["swa"][0] == sizes["swa"][1] > 0
+    assert sizes["transformer"][1] > sizes["transformer"][0]
+
+
+def test_lengths_beyond_full_attention_are_refused_with_its_reach() -> None:
+    subject = ModelSubject(tiny("transformer"), max_state_bytes=1 << 20)
+    subject.check_length(4_096)
+    with pytest.raises(DataError, match=r"2M tokens are beyond the reach.*longest length is 4096"):
+        subject.check_length(2 << 20)
+    ModelSubject(tiny("mac"), max_state_bytes=1 << 20).check_length(2 << 20)
+
+
+def test_models_without_a_tokenizer_or_with_another_vocabulary_say_so() -> None:
+    subject = ModelSubject(tiny(vocab_size=40), name="small")
+    with pytest.raises(DataError, match="small has no tokenizer"):
+        subject.encode("text")
+    with pytest.raises(DataError, match=r"token 50 is outside the vocabulary \(40\)"):
+        subject.predict(np.full((1, 3), 50))
+    with pytest.raises(ValueError, match="reading window"):
+        ModelSubject(tiny(), window=0)
+
+
+def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path: Path) -> None:
+    subject = ModelSubject.load(checkpoint, settings={"write_threshold": 0.1})
+    card = subject.card()
+    assert card.name == "tiny-mac" and card.variant == "mac"
+    assert card.settings["write_threshold"] == 0.1 and len(card.digest) == 12
+    assert card.digest == ModelSubject.load(checkpoint).card().digest
+    with pytest.raises(CheckpointError, match="has no 'write_treshold'"):
+        ModelSubject.load(checkpoint, settings={"write_treshold": 0.1})
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        ModelSubject.load(tmp_path)
+
+
+@pytest.mark.parametrize("variant", ["mac", "swa"])
+def test_throughput_counts_every_phase(variant: str) -> None:
+    subject = ModelSubject(tiny(variant))
+    depths = (1, 2) if variant == "mac" else ()
+    task = Throughput(lengths=(32,), samples=2, batch_tokens=64, memory_depths=depths)
+    assert len(task.cells()) == 3 * max(len(depths), 1)
+    for cell in task.cells():
+        outcomes = task.measure(subject, cell, 0, range(2))
+        metrics = {score.metric: score for score in task.scores(cell, outcomes)}
+        assert metrics["tokens_per_second"].value > 0
+        assert ("memory_share" in metrics) == (variant == "mac")
+    if variant == "swa":
+        with pytest.raises(ConfigError, match="no memory whose depth"):
+            deep = Throughput(lengths=(32,), memory_depths=(3,))
+            deep.measure(subject, deep.cells()[0], 0, [0])
+    with pytest.raises(ConfigError, match="phases are"):
+        Throughput(phases=("sleep",))  # type: ignore[arg-type]
+
+
+def test_the_command_writes_a_record_and_a_table(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, figure = tmp_path / "r.json", tmp_path / "map.png"
+    words = ["eval", "needle", "--model", str(checkpoint), "--lengths", "32,64", "--samples", "3"]
+    words += ["--num-needles", "2", "--set", "write_threshold=0.05"]
+    assert main([*words, "--depths", "3", "--json", str(record), "--figure", str(figure)]) == 0
+    shown = capsys.readouterr().out
+    assert "accuracy" in shown and "depth=0.5" in shown and "tiny-mac (mac" in shown
+    loaded = Record.load(record)
+    assert loaded.model.settings["write_threshold"] == 0.05 and figure.stat().st_size > 1_000
+    assert (
+        "--set write_threshold=0.05" in loaded.command and str(tmp_path) not in record.read_text()
+    )
+    assert main([*words, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["task"] == "needle"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["s-niah"], "--haystack"),
+        (["s-niah", "--kinds", "pk"], "--model"),
+        (["needle", "--model", "nowhere"], "no checkpoint"),
+        (["mqar", "--babi", "x"], "--babi means nothing to mqar"),
+        (["needle", "--model", "nowhere", "--figure", "x.png"], "--depths"),
+        (["needle", "--model", "nowhere", "--set", "x"], "FIELD=VALUE"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *words]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_the_command_runs_text_tasks_to_the_end(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The rain fell on the road. The wind was strong that day. " * 60)
+    model = ["--model", str(checkpoint), "--samples", "2"]
+    niah = ["--haystack", str(text), "--lengths", "1k", "--answer-tokens", "8"]
+    assert main(["eval", "s-niah", *model, *niah]) == 0
+    assert main(["eval", "lm", *model, "--text", str(text), "--lengths", "64,128"]) == 0
+    assert "bits_per_byte" in capsys.readouterr().out
+
+
+def test_options_of_sweep_files_become_options_of_tasks() -> None:
+    options = convert_options(
+        {"lengths": "2k,4k", "kinds": ["pk"], "haystack": "a/b", "samples": 3, "words": None}
+    )
+    assert options == {
+        "lengths": (2_048, 4_096),
+        "kinds": ("pk",),
+        "haystack": Path("a/b"),
+        "samples": 3,
+        "words": None,
+    }
