@@ -55,7 +55,9 @@ def window_sees(batch: int, time: int, window: int, prefix: int = 0) -> list[lis
 
 
 @pytest.mark.parametrize("prefix_size", [0, 3])
-@pytest.mark.parametrize(("time", "window"), [(1, 4), (4, 4), (5, 4), (8, 4), (23, 4), (9, 1), (6, 50)])
+@pytest.mark.parametrize(
+    ("time", "window"), [(1, 4), (4, 4), (5, 4), (8, 4), (23, 4), (9, 1), (6, 50)]
+)
 def test_window_attention_matches_definition(time: int, window: int, prefix_size: int) -> None:
     queries, new = tokens(2, time)
     prefix = KeyValues(heads(2, prefix_size, 3), heads(2, prefix_size, 4)) if prefix_size else None
@@ -81,9 +83,7 @@ def test_window_in_pieces_equals_whole(sizes: list[int]) -> None:
         rows = Rows(torch.full((2,), begin), size, begin)
         keys = KeyValues(new.keys[:, piece], new.values[:, piece])
         parts.append(
-            window_attention(
-                queries[:, piece], keys, rows, window, past=past if begin else None
-            )
+            window_attention(queries[:, piece], keys, rows, window, past=past if begin else None)
         )
         past = slide(past, keys, rows)
         begin += size
@@ -114,7 +114,7 @@ def test_window_memory_is_linear_in_time() -> None:
     biggest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal biggest
             out = func(*args, **(kwargs or {}))
             for tensor in out if isinstance(out, tuple | list) else [out]:

@@ -54,13 +54,13 @@ class MemoryGates(nn.Module):
         self.settings = settings
         self.num_heads = num_heads
         self.chunk_size = chunk_size
-        start = (
+        # Plain numbers, not a buffer: a layer made on the meta device must not lose them.
+        self.start = (
             settings.forget_init,
             settings.momentum_init,
             settings.step_init / settings.step_max if settings.step_max else 0.0,
         )
         self.used = (settings.use_forgetting, settings.use_momentum, True)
-        self.register_buffer("constants", torch.tensor(start), persistent=False)
         if settings.kind != "constant":
             self.proj = nn.Linear(dim, sum(self.used) * num_heads)
             self.reset_parameters()
@@ -71,7 +71,7 @@ class MemoryGates(nn.Module):
         if self.settings.kind == "constant":
             return
         nn.init.normal_(self.proj.weight, std=0.02)
-        start = [c for c, used in zip(self.constants.tolist(), self.used, strict=True) if used]
+        start = [s for s, used in zip(self.start, self.used, strict=True) if used]
         logits = [math.log(p / (1 - p)) for p in (min(max(s, 1e-6), 1 - 1e-6) for s in start)]
         self.proj.bias.copy_(torch.tensor(logits).repeat_interleave(self.num_heads))
 
@@ -100,8 +100,8 @@ class MemoryGates(nn.Module):
         batch, time = x.shape[:2]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         if self.settings.kind == "constant":
-            on = torch.tensor(self.used, device=x.device)
-            row = torch.where(on, self.constants, 0.0).to(dtype)
+            values = [s if used else 0.0 for s, used in zip(self.start, self.used, strict=True)]
+            row = torch.tensor(values, device=x.device, dtype=dtype)
             return row[None, None, :, None].expand(batch, time, 3, self.num_heads)
         found = torch.sigmoid(self.proj(x).to(dtype)).unflatten(-1, (-1, self.num_heads))
         parts = iter(found.unbind(2))

@@ -23,9 +23,7 @@ def rotate(
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def _angles(
-    positions: Tensor, dim: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _angles(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     steps = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device)
     angles = positions.double()[:, :, None, None] * theta ** (-steps / dim)
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,0 +1,322 @@
+"""The cache: all that a model remembers between two calls, in one object of constant size.
+
+It holds each layer's memory, conv tails, attention window or open segment, and each row's position.
+Read a long text once, `save`, and ask questions from it later, in another process; `fork` it to ask
+several. Only the `transformer` baseline's cache grows with what it read.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from titans.errors import StateError
+from titans.layers.attention import KeyValues
+from titans.layers.memory_state import NeuralMemoryState
+from titans.models.config import TitansConfig
+from titans.ops.tensorfile import read_tensors_and_notes, write_tensors
+
+FORMAT = "titans.cache"
+FORMAT_VERSION = 1
+LAYOUT_FIELDS = (
+    "variant",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "window",
+    "segment_len",
+    "num_persistent",
+    "chunk_size",
+    "memory_layers",
+    "memory_num_heads",
+    "memory_head_dim",
+    "memory_depth",
+    "memory_expansion",
+    "memory_conv_kernel",
+    "memory_rule",
+    "write_gate",
+)
+"""Settings that a cache depends on: it fits a model only if all of them agree."""
+
+# Odd, so that powers of it never vanish modulo 2^64.
+_DIGEST_FACTOR = 6_364_136_223_846_793_005
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """What one layer carries on, None where it has no such part. A value: never altered."""
+
+    memory: NeuralMemoryState | None = None
+    """The neural memory with its conv tails."""
+    past: KeyValues | None = None
+    """Attention: the last `window` tokens (swa, mag, mal), or all of them (transformer)."""
+    prefix: KeyValues | None = None
+    """MAL: keys and values of what the memory answered to the persistent vectors."""
+    segment: KeyValues | None = None
+    """MAC: the open segment's tokens, one slot each."""
+    context: KeyValues | None = None
+    """MAC: what the memory answered to the open segment's tokens, one slot each."""
+    segment_weights: tuple[Tensor, ...] | None = None
+    """MAC: the memory's weights before the open segment; they answer that segment's tokens."""
+    last_input: Tensor | None = None
+    """Predictive write gate: this layer's input at the last token, `[batch, 1, dim]`."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "BlockState":
+        """Apply `fn` to every tensor."""
+
+        def apply(part: object) -> object:
+            if isinstance(part, NeuralMemoryState):
+                return part.map(fn)
+            if isinstance(part, KeyValues):
+                return KeyValues(fn(part.keys), fn(part.values))
+            if isinstance(part, tuple):
+                return tuple(map(fn, part))
+            return fn(part) if isinstance(part, Tensor) else None
+
+        return BlockState(**{f.name: apply(getattr(self, f.name)) for f in fields(self)})  # type: ignore[arg-type]
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor under a flat name."""
+        named: dict[str, Tensor] = {}
+        for field in fields(self):
+            part = getattr(self, field.name)
+            if isinstance(part, NeuralMemoryState):
+                named |= {f"{field.name}.{n}": t for n, t in part.named_tensors().items()}
+            elif isinstance(part, KeyValues):
+                named |= {f"{field.name}.keys": part.keys, f"{field.name}.values": part.values}
+            elif isinstance(part, tuple):
+                named |= {f"{field.name}.{i}": t for i, t in enumerate(part)}
+            elif part is not None:
+                named[f"{field.name}.tensor"] = part
+        return named
+
+    @classmethod
+    def from_named_tensors(cls, named: dict[str, Tensor]) -> "BlockState":
+        """The inverse of `named_tensors`."""
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in named.items():
+            part, _, rest = name.partition(".")
+            groups.setdefault(part, {})[rest] = tensor
+        unknown = set(groups) - {field.name for field in fields(cls)}
+        if unknown:
+            raise StateError(f"not a cache of this package: unknown part {sorted(unknown)[0]!r}")
+
+        def build(part: str) -> object:
+            group = groups[part]
+            if part == "memory":
+                return NeuralMemoryState.from_named_tensors(group)
+            if part == "segment_weights":
+                return tuple(group[str(i)] for i in range(len(group)))
+            if part == "last_input":
+                return group["tensor"]
+            return KeyValues(group["keys"], group["values"])
+
+        return cls(**{part: build(part) for part in groups})  # type: ignore[arg-type]
+
+
+class _Progress(NamedTuple):
+    """Bookkeeping per row, beside what the layers hold."""
+
+    position: Int[Tensor, " batch"]
+    digest: Int[Tensor, " batch"]
+    pending: Bool[Tensor, " batch"]
+
+
+class TitansCache:
+    """State of a whole model between calls: `model(ids, past_key_values=cache)` moves it on."""
+
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(
+        self, blocks: Sequence[BlockState], batch: int, layout: dict[str, object], device: object
+    ) -> None:
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)  # type: ignore[arg-type]
+        self.blocks = list(blocks)
+        self.layout = layout
+        self.position = zeros
+        """Tokens that each row has read."""
+        self.digest = zeros
+        """A running hash of the tokens that each row has read."""
+        self.pending = zeros.bool()
+        """Rows that start anew at the next call (`reset`)."""
+        self.is_pending = False
+        """Whether any row does."""
+        self.start: int | None = 0
+        """`position` of all rows, where it is the same; known without asking the device."""
+        self.columns = 0
+        """Columns of input seen, padding included: what Hugging Face calls the sequence length."""
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return self.position.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors, as saved."""
+        return sum(t.numel() * t.element_size() for t in self.named_tensors().values())
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns of input seen so far, padding included (Hugging Face's question)."""
+        return self.columns
+
+    def get_max_cache_shape(self) -> int | None:
+        """No limit: the state does not grow."""
+        return None
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "TitansCache":
+        """A new cache with `fn` applied to every tensor."""
+        other = TitansCache.__new__(TitansCache)
+        other.__dict__.update(self.__dict__)
+        other.blocks = [block.map(fn) for block in self.blocks]
+        other.position, other.digest = fn(self.position), fn(self.digest)
+        other.pending = fn(self.pending)
+        return other
+
+    def fork(self, copies: int = 1) -> "TitansCache":
+        """An independent copy with each row `copies` times over (row 0, row 0, ..., row 1, ...)."""
+        return self.map(lambda tensor: tensor.repeat_interleave(copies, dim=0))
+
+    def detach(self) -> "TitansCache":
+        """Cut the autograd graph, for truncated back-propagation through time."""
+        return self.map(torch.Tensor.detach)
+
+    def to(self, device: torch.device | str) -> "TitansCache":
+        """A copy on another device."""
+        return self.map(lambda tensor: tensor.to(device))
+
+    def select(self, rows: Int[Tensor, " rows"] | Sequence[int]) -> "TitansCache":
+        """A new cache of the given rows, in that order; rows may repeat."""
+        index = torch.as_tensor(rows, device=self.position.device)
+        return self.map(lambda tensor: tensor.index_select(0, index))
+
+    def reorder(self, rows: Int[Tensor, " rows"] | Sequence[int]) -> None:
+        """`select` in place (beam search)."""
+        self.__dict__.update(self.select(rows).__dict__)
+
+    reorder_cache = reorder
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """`fork(repeats)` in place."""
+        self.__dict__.update(self.fork(repeats).__dict__)
+
+    def reset(self, mask: Bool[Tensor, " batch"] | None = None) -> None:
+        """Start the rows in `mask` (all of them by default) anew at the next call."""
+        if mask is None:
+            mask = torch.ones_like(self.pending)
+        if mask.shape != self.pending.shape:
+            raise ValueError(f"mask must have shape ({self.batch},), got {tuple(mask.shape)}")
+        mask = mask.to(self.pending.device)
+        self.pending = self.pending | mask
+        self.is_pending = self.is_pending or bool(mask.any())
+        self.position = self.position.masked_fill(mask, 0)
+        self.digest = self.digest.masked_fill(mask, 0)
+        if bool(mask.all()):
+            self.start, self.columns = 0, 0
+        elif bool(mask.any()):
+            self.start = None
+
+    def restart_pending(self, fresh: Sequence[BlockState]) -> None:
+        """Replace the rows that `reset` marked by those of `fresh`."""
+        marked = self.pending
+
+        def merge(old: BlockState, new: BlockState) -> BlockState:
+            ours, theirs = old.named_tensors(), new.named_tensors()
+
+            def pick(name: str) -> Tensor:
+                where = marked.view(-1, *[1] * (ours[name].ndim - 1))
+                # The transformer's buffer may have grown since; what lies behind is never read.
+                if ours[name].shape != theirs[name].shape:
+                    return torch.where(where, torch.zeros_like(ours[name]), ours[name])
+                return torch.where(where, theirs[name], ours[name])
+
+            return BlockState.from_named_tensors({name: pick(name) for name in ours})
+
+        self.blocks = [merge(old, new) for old, new in zip(self.blocks, fresh, strict=True)]
+        self.pending, self.is_pending = torch.zeros_like(marked), False
+
+    def has_read(
+        self, ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"] | None
+    ) -> bool:
+        """Whether the first `columns` columns of `ids` are what this cache has read."""
+        if self.columns == 0 or ids.shape[1] < self.columns or ids.shape[0] != self.batch:
+            return False
+        head = None if mask is None else mask[:, : self.columns]
+        seen = extend_digest(torch.zeros_like(self.digest), ids[:, : self.columns], head)
+        return bool((seen == self.digest).all())
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor under a flat name."""
+        named = {"position": self.position, "digest": self.digest, "pending": self.pending}
+        for number, block in enumerate(self.blocks):
+            named |= {f"layers.{number}.{n}": t for n, t in block.named_tensors().items()}
+        return named
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file from which any process can continue (`load`)."""
+        notes = {"layout": json.dumps(self.layout), "columns": str(self.columns)}
+        write_tensors(path, self.named_tensors(), FORMAT, FORMAT_VERSION, notes)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TitansCache":
+        """Read what `save` wrote."""
+        named, notes = read_tensors_and_notes(path, FORMAT, FORMAT_VERSION)
+        try:
+            layout = json.loads(notes["layout"])
+            progress = _Progress(*(named.pop(name) for name in _Progress._fields))
+            columns = int(notes["columns"])
+            groups: list[dict[str, Tensor]] = [{} for _ in range(layout["num_hidden_layers"])]
+            for name, tensor in named.items():
+                _, number, rest = name.split(".", 2)
+                groups[int(number)][rest] = tensor
+            blocks = [BlockState.from_named_tensors(group) for group in groups]
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise StateError(f"{path}: damaged cache file ({error})") from error
+        cache = cls(blocks, progress.position.shape[0], layout, progress.position.device)
+        cache.position, cache.digest, cache.pending = progress
+        cache.columns, cache.is_pending = columns, bool(cache.pending.any())
+        cache.start = int(cache.position[0]) if _all_equal(cache.position) else None
+        return cache
+
+    def check_fits(self, config: TitansConfig) -> None:
+        """Raise `StateError` unless a model of this configuration can go on from here."""
+        for name, wanted in layout_of(config).items():
+            if self.layout.get(name) != wanted:
+                raise StateError(
+                    f"the cache was made with {name}={self.layout.get(name)!r}, this model has "
+                    f"{wanted!r}: start a new cache, or load the model that made it"
+                )
+
+
+def layout_of(config: TitansConfig) -> dict[str, object]:
+    """The settings that a cache of this model depends on."""
+    return {name: getattr(config, name) for name in LAYOUT_FIELDS}
+
+
+def extend_digest(
+    digest: Int[Tensor, " batch"],
+    ids: Int[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"] | None,
+) -> Int[Tensor, " batch"]:
+    """Hash of each row's tokens so far and `ids` (int64 arithmetic wraps); padding is left out."""
+    factor = torch.full_like(ids, _DIGEST_FACTOR)
+    if mask is not None:
+        factor = torch.where(mask, factor, torch.ones_like(factor))
+    # later[t]: the product of the factors after t.
+    later = factor.flip(1).cumprod(1).flip(1)
+    whole = later[:, 0] if ids.shape[1] else torch.ones_like(digest)
+    later = torch.cat((later[:, 1:], torch.ones_like(later[:, :1])), dim=1)
+    terms = (ids + 1) * later
+    if mask is not None:
+        terms = terms * mask
+    return digest * whole + terms.sum(1)
+
+
+def _all_equal(position: Tensor) -> bool:
+    return bool((position == position[0]).all())

@@ -1,0 +1,185 @@
+"""What the token mixers of all variants share: a memory, its mode, and a state to carry on."""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from titans.layers.attention import Attention, KeyValues
+from titans.layers.gates import GateSettings
+from titans.layers.memory import NeuralMemory, Parts
+from titans.layers.memory_networks import MLP
+from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.norm import RMSNorm
+from titans.layers.persistent import PersistentMemory
+from titans.layers.rows import Rows
+from titans.models.cache import BlockState
+from titans.models.config import TitansConfig
+from titans.models.report import MemoryReport
+from titans.ops import ScanOptions, Surprise
+
+MemoryMode = Literal["live", "frozen", "off"]
+"""live: reads and writes; frozen: reads, never writes; off: left out of the computation."""
+
+
+class Mixed(NamedTuple):
+    """What a mixer returns."""
+
+    out: Float[Tensor, "batch time dim"]
+    state: BlockState
+    report: MemoryReport | None
+    """None where the layer has no memory, or it is off."""
+
+
+class Mixer(nn.Module):
+    """Base of the token mixers: `out, state, report = mixer(x, state, rows, write_mask)`.
+
+    x is the block's normalised input; the residual is the block's business.
+    """
+
+    def __init__(self, config: TitansConfig, has_memory: bool = True) -> None:
+        super().__init__()
+        self.memory: NeuralMemory | None = None
+        self.memory_mode: MemoryMode = "live"
+        self.write_threshold = config.write_threshold
+
+    def train(self, mode: bool = True) -> "Mixer":
+        """Training and evaluation mode; the write threshold holds outside training only."""
+        super().train(mode)
+        if self.memory is not None:
+            threshold = None if mode else self.write_threshold
+            self.memory.options = replace(self.memory.options, write_threshold=threshold)
+        return self
+
+    def initial_state(self, batch: int) -> BlockState:
+        """The state before the first token."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time dim"],
+        state: BlockState,
+        rows: Rows,
+        write_mask: Bool[Tensor, "batch time"] | None = None,
+    ) -> Mixed:
+        """Mix tokens; `write_mask` is False where the memory must not be written."""
+        raise NotImplementedError
+
+
+def build_attention(config: TitansConfig) -> Attention:
+    """The attention of any variant."""
+    return Attention(
+        config.hidden_size,
+        config.num_attention_heads,
+        rope_theta=config.rope_theta,
+        init_std=config.initializer_range,
+    )
+
+
+def empty_slots(attention: Attention, batch: int, size: int) -> KeyValues:
+    """Room for `size` keys and values of each row."""
+    weight = attention.k_proj.weight
+    shape = (batch, size, attention.num_heads, attention.head_dim)
+    return KeyValues(weight.new_zeros(shape), weight.new_zeros(shape))
+
+
+def build_memory(config: TitansConfig) -> NeuralMemory:
+    """The neural memory of one layer."""
+    is_associative = config.write_gate == "associative"
+    return NeuralMemory(
+        config.hidden_size,
+        num_heads=int(config.memory_num_heads or 0),
+        head_dim=config.memory_head_dim,
+        memory=MLP(depth=config.memory_depth, expansion=config.memory_expansion),
+        chunk_size=config.chunk_size,
+        gates=GateSettings(
+            kind=config.memory_gates,  # type: ignore[arg-type]
+            step_init=config.memory_step_init,
+            forget_init=config.memory_forget_init,
+            momentum_init=config.memory_momentum_init,
+            use_forgetting=config.memory_forgetting,
+            use_momentum=config.memory_momentum,
+        ),
+        parts=Parts(conv_size=config.memory_conv_kernel),
+        init=config.memory_init,  # type: ignore[arg-type]
+        options=ScanOptions(
+            forget_towards=config.forget_towards,  # type: ignore[arg-type]
+            step_budget=config.step_budget,
+            gradient=config.memory_gradient,  # type: ignore[arg-type]
+            surprise_threshold=config.surprise_threshold if is_associative else None,
+            surprise_measure=config.surprise_measure,  # type: ignore[arg-type]
+            skip_unsurprising=is_associative,
+        ),
+    )
+
+
+def remember(
+    mixer: Mixer,
+    x: Float[Tensor, "batch time dim"],
+    state: BlockState,
+    rows: Rows,
+    write_mask: Bool[Tensor, "batch time"] | None,
+) -> tuple[Float[Tensor, "batch time dim"], BlockState, MemoryReport]:
+    """Write x into the mixer's memory (unless it is frozen) and read it, causally."""
+    memory, before = mixer.memory, state.memory
+    assert memory is not None and before is not None
+    if mixer.memory_mode == "frozen":
+        write_mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    y, after, surprise = memory(
+        x, before, mask=rows.mask, write_mask=write_mask, return_surprise=True
+    )
+    report = _report(memory, x, before, rows, write_mask, surprise)
+    return y, replace(state, memory=after), report
+
+
+def _report(
+    memory: NeuralMemory,
+    x: Tensor,
+    state: NeuralMemoryState,
+    rows: Rows,
+    write_mask: Tensor | None,
+    surprise: Surprise,
+) -> MemoryReport:
+    """What the memory did with x, summed over real tokens and heads."""
+    options, mask = memory.options, rows.mask
+    with torch.no_grad():
+        gates, _ = memory.gates(x, state.position, state.chunk_gates, rows.lengths)
+        written = torch.ones_like(gates.step_size, dtype=torch.bool)
+        if options.write_threshold is not None:
+            written = gates.step_size >= options.write_threshold
+        if options.surprise_threshold is not None:
+            is_loss = options.surprise_measure == "loss"
+            measure = surprise.loss if is_loss else surprise.grad_norm
+            written = written & (measure > options.surprise_threshold)
+        if write_mask is not None:
+            written = written & write_mask[..., None]
+        real = torch.ones_like(written) if mask is None else mask[..., None].expand_as(written)
+        sums = [(part * real).sum() for part in (surprise.grad_norm, *gates, written)]
+    return MemoryReport((surprise.loss * real).sum(), *sums, count=real.sum())
+
+
+def write_prefix(
+    memory: NeuralMemory, persistent: PersistentMemory | None, batch: int
+) -> tuple[Float[Tensor, "batch vectors dim"] | None, NeuralMemoryState]:
+    """A memory that has read the persistent vectors, at the start of a stream, and its answers."""
+    if persistent is None:
+        return None, memory.initial_state(batch)
+    # The same for every row: computed once.
+    answers, state = memory(persistent(1), memory.initial_state(1))
+    return (
+        answers.expand(batch, -1, -1),
+        state.map(lambda tensor: tensor.expand(batch, *tensor.shape[1:])),
+    )
+
+
+def gate_with_memory(
+    y: Float[Tensor, "batch time dim"],
+    m: Float[Tensor, "batch time dim"] | None,
+    y_norm: RMSNorm,
+    m_norm: RMSNorm,
+) -> Float[Tensor, "batch time dim"]:
+    """`norm(y) * sigmoid(norm(m))`; a memory that is off counts as one that answers zero."""
+    gate = 0.5 if m is None else torch.sigmoid(m_norm(m))
+    return y_norm(y) * gate
