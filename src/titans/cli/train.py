@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 EXAMPLES = """examples:
-  titans train configs/mac.yaml --set data.path=corpus.txt
+  titans train configs/mac.yaml --data corpus.txt
   titans train configs/mag.yaml --set train.learning_rate=3e-4 --print-config
   titans train runs/mac --resume
-  torchrun --nproc_per_node=2 -m titans.cli.main train configs/mac.yaml --set data.path=corpus.txt
+  torchrun --nproc_per_node=2 -m titans.cli.main train configs/mac.yaml --data corpus.txt
 
 Ctrl-C saves a checkpoint and says how to go on. Several processes: `torchrun` or
 `accelerate launch`; weights split over them: --set train.sharding=full. Guide: docs/training.md."""
@@ -27,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="change one setting (repeatable): train.steps=500, out=runs/other",
     )
+    parser.add_argument("--data", metavar="PATH", help="short for --set data.path=PATH")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved configuration and stop"
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.config)
     if path.is_dir():
         path = path / "config.yaml"
-    config = load_config(path, args.set)
+    settings = [*([f"data.path={json.dumps(args.data)}"] if args.data else []), *args.set]
+    config = load_config(path, settings)
     if args.print_config:
         from titans.training.build import check_model_section
 
@@ -53,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from titans.training.trainer import Trainer
 
     trainer = Trainer(config, resume=args.resume)
+    is_main = trainer.run.processes.is_main
     try:
         result = trainer.fit()
     except NonFiniteLoss as error:
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     finally:
         trainer.run.processes.close()
-    if not trainer.run.processes.is_main:
+    if not is_main:
         return 0
     if args.json:
         print(json.dumps(asdict(result), default=str))

@@ -85,8 +85,8 @@ def _packed(
 ) -> tuple[PackedTokens, PackedTokens]:
     if config.path is None and config.dataset is None:
         raise ConfigError(
-            "nothing to train on: set data.path to a text or JSONL file or a folder of them "
-            "(--set data.path=FILE), or data.dataset to a Hugging Face dataset"
+            "nothing to train on: give a text or JSONL file or a folder of them with --data PATH "
+            "(data.path), or the name of a Hugging Face dataset with --set data.dataset=NAME"
         )
     packed = pack(text_corpus(config), tokenizer, config.cache_dir)
     if config.validation_path is None:

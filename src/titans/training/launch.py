@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -91,6 +91,8 @@ class Processes:
         mesh = init_device_mesh(self.device.type, (self.count,))
         for block in _blocks(model):
             fully_shard(block, mesh=mesh)
+            # Called outside of the block's forward pass, and it needs the whole initial memory.
+            register_fsdp_forward_method(block, "initial_state")
         fully_shard(model, mesh=mesh)
 
     def no_sync(self, model: nn.Module, *, last: bool) -> AbstractContextManager[object]:
@@ -103,7 +105,6 @@ class Processes:
         """Leave the process group, if this run made one."""
         if self.count > 1:
             self.accelerator.end_training()
-            torch.distributed.destroy_process_group()
 
 
 def is_sharded(model: nn.Module) -> bool:
