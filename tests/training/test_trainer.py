@@ -1,0 +1,286 @@
+"""The trainer: exact resume, accumulation, stages, carried states, trouble."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from titans.errors import CheckpointError, ConfigError
+from titans.models import TitansForCausalLM
+from titans.training.config import TrainConfig
+from titans.training.diagnosis import NonFiniteLoss
+from titans.training.optim import GROUPS, group_of
+from titans.training.records import read_log
+from titans.training.run import Run
+from titans.training.schedule import learning_rate
+from titans.training.stages import memory_parameters
+from titans.training.trainer import Trainer
+from training.runs import timeless, tiny_config
+
+
+class StopAt:
+    """Kill a run the hard way: an exception in the middle of a measurement."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, step: int, loss: float) -> None:
+        if step == self.step:
+            raise KeyboardInterrupt
+
+
+def assert_same_checkpoint(first: Path, second: Path) -> None:
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = load_file(first / name), load_file(second / name)
+        assert ours.keys() == theirs.keys()
+        for key, tensor in ours.items():
+            assert torch.equal(tensor, theirs[key]), key
+
+
+RESUMED = {
+    "plain": (),
+    "carried": ("data.carry_state=true", "train.micro_batch_size=2"),
+    "open log line": ("log.every=7",),
+    "two stages": ("train.core_steps=8",),
+    "two stages, change at the checkpoint": ("train.core_steps=4", "checkpoint.every=4"),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_resume_is_exact(case: str, tmp_path: Path) -> None:
+    settings = ("train.steps=16", "log.sample_every=8", "log.sample_tokens=4", *RESUMED[case])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = Trainer(tiny_config(tmp_path / "a", *settings, variant="mac")).fit()
+    config = tiny_config(tmp_path / "b", *settings, variant="mac")
+    with pytest.raises(KeyboardInterrupt):
+        # Dies at step 12, four steps after the last checkpoint... or at it.
+        Trainer(config, watch=StopAt(12)).fit()
+    resumed = Trainer(config, resume=True).fit()
+    assert_same_checkpoint(whole.checkpoint, resumed.checkpoint)
+    assert timeless(whole.run) == timeless(resumed.run)
+    progress = [json.loads((r.checkpoint / "progress.json").read_text()) for r in (whole, resumed)]
+    assert progress[0] == progress[1]
+
+
+def test_a_checkpoint_is_complete(tmp_path: Path) -> None:
+    result = Trainer(tiny_config(tmp_path, variant="mag")).fit()
+    names = {path.name for path in result.checkpoint.iterdir()}
+    assert {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "optimizer.safetensors",
+        "progress.json",
+        "run.yaml",
+        "provenance.json",
+        "rng-0.safetensors",
+        "summary.json",
+    } <= names
+    assert not any(path.suffix in (".pt", ".pkl", ".bin") for path in result.checkpoint.iterdir())
+    provenance = json.loads((result.checkpoint / "provenance.json").read_text())
+    assert provenance["version"]
+    assert provenance.keys() == {"package", "version", "commit"}
+    folder = result.run / "checkpoints"
+    assert (folder / "last").resolve() == result.checkpoint.resolve()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "best")
+    model = TitansForCausalLM.from_pretrained(folder / "best")
+    out = model(**tokenizer("hello", return_tensors="pt"))
+    assert out.logits.shape[-1] == len(tokenizer)
+
+
+def test_accumulation_changes_nothing(tmp_path: Path) -> None:
+    logs = []
+    for size in (4, 1):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        config = tiny_config(
+            folder,
+            f"train.micro_batch_size={size}",
+            "data.carry_state=true",
+            "train.memory_loss_weight=0.5",
+            variant="mac",
+        )
+        result = Trainer(config).fit()
+        logs.append([r["loss"] for r in read_log(result.run)])
+    assert logs[0] == pytest.approx(logs[1], abs=1e-5)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "train.steps=60", "log.every=20", "data.sequence_len=32")
+    losses = [r["loss"] for r in read_log(Trainer(config).fit().run) if r["kind"] == "train"]
+    assert losses[-1] < 0.75 * losses[0]
+
+
+def test_carried_states_matter_and_are_reset(tmp_path: Path) -> None:
+    run = Run(tiny_config(tmp_path, "data.carry_state=true", variant="mac"), resume=False)
+    assert run.states is not None
+    stepper = run.stepper
+    batches = list(run.batches())
+    starts = [int(b.fresh.sum()) for b in batches]
+    assert starts[0] == 4 and 0 < sum(starts[1:]) < 4 * len(batches[1:])
+    first, second = batches[0], batches[1]
+    stepper._forward(first, 0)
+    carried = stepper._forward(second, 0).logits
+    cache = run.states.caches[0]
+    assert cache is not None
+    assert not any(t.requires_grad for t in cache.named_tensors().values())
+    run.states.drop()
+    alone = stepper._forward(second, 0).logits
+    for row in range(4):
+        same = torch.allclose(carried[row, 0], alone[row, 0], atol=1e-6)
+        assert same == bool(second.fresh[row])
+
+
+def test_carried_states_do_not_follow_the_optimizer(tmp_path: Path) -> None:
+    run = Run(tiny_config(tmp_path, "data.carry_state=true", variant="mac"), resume=False)
+    assert run.states is not None
+    run.stepper._forward(next(run.batches()), 0)
+    cache = run.states.caches[0]
+    assert cache is not None
+    before = {name: t.clone() for name, t in cache.named_tensors().items()}
+    with torch.no_grad():
+        for parameter in run.core.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(t, before[name]) for name, t in cache.named_tensors().items())
+
+
+def test_two_stages_freeze_what_they_say(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path, "train.core_steps=4", "train.freeze_core=true", "train.steps=8", variant="mag"
+    )
+    start = {n: p.clone() for n, p in Run(config, resume=False).core.named_parameters()}
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(config, watch=StopAt(8)).fit()
+    memory = memory_parameters(Run(config, resume=True).core)
+    assert any("memory" in name for name in memory) and len(memory) < len(start)
+    middle = load_file(tmp_path / "run/checkpoints/step-00000004/model.safetensors")
+    for name, value in start.items():
+        assert torch.equal(value, middle[name]) == (name in memory), name
+    end = load_file(Trainer(config, resume=True).fit().checkpoint / "model.safetensors")
+    for name in start:
+        assert torch.equal(middle[name], end[name]) == (name not in memory), name
+    events = [r for r in read_log(tmp_path / "run") if r["kind"] == "event"]
+    assert [(e["step"], e["stage"]) for e in events] == [(1, "core"), (5, "memory")]
+    assert set(str(events[0]["frozen"]).split(", ")) == memory
+
+
+def test_stages_need_a_memory_and_a_core(tmp_path: Path) -> None:
+    for variant, message in (("swa", "has no memory"), ("lmm", "all memory")):
+        with pytest.raises(ConfigError, match=message):
+            Trainer(tiny_config(tmp_path, "train.core_steps=2", variant=variant))
+
+
+def test_memory_loss_enters_the_gradient(tmp_path: Path) -> None:
+    norms = []
+    for weight in (0.0, 10.0):
+        config = tiny_config(
+            tmp_path, f"train.memory_loss_weight={weight}", f"out={tmp_path / str(weight)}",
+            "train.steps=3", variant="mac",
+        )  # fmt: skip
+        records = read_log(Trainer(config).fit().run)
+        assert "memory_loss" in records[0]
+        norms.append(records[0]["grad_norm"])
+    assert norms[1] > 1.5 * norms[0]
+
+
+@pytest.mark.parametrize("mode", ["full", "truncated"])
+def test_gradient_modes_train(mode: str, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, f"model.memory_gradient={mode}", variant="lmm")
+    assert Trainer(config).fit().skipped_steps == 0
+
+
+def test_bfloat16_and_gradient_checkpointing(tmp_path: Path) -> None:
+    losses = []
+    for number, settings in enumerate(
+        [(), ("train.gradient_checkpointing=true",), ("train.precision=bfloat16",)]
+    ):
+        config = tiny_config(tmp_path, f"out={tmp_path / str(number)}", *settings, variant="mag")
+        losses.append([r["loss"] for r in read_log(Trainer(config).fit().run)])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=0.02)
+
+
+def test_bad_steps_are_skipped_and_counted(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(tmp_path, "train.max_bad_steps=3"))
+    original = trainer.run.stepper.run
+
+    def sometimes_bad(batch, step, meter, stop):
+        head = trainer.run.core.lm_head.weight
+        if step in (2, 3):
+            with torch.no_grad():
+                saved = head.clone()
+                head[0, 0] = float("nan")
+            result = original(batch, step, meter, stop)
+            with torch.no_grad():
+                head.copy_(saved)
+            return result
+        return original(batch, step, meter, stop)
+
+    trainer.run.stepper.run = sometimes_bad  # type: ignore[method-assign]
+    result = trainer.fit()
+    assert result.skipped_steps == 2
+    assert all(r["loss"] is not None for r in read_log(result.run) if r["step"] > 4)
+    last = read_log(result.run)[-2]
+    assert last["skipped_steps"] == 2
+
+
+def test_too_many_bad_steps_stop_with_a_diagnosis(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path, "train.max_bad_steps=2", "model.num_hidden_layers=2", variant="mac"
+    )
+    trainer = Trainer(config)
+    with torch.no_grad():
+        trainer.run.core.model.layers[1].feed_forward.parameters().__next__().fill_(float("inf"))
+    with pytest.raises(NonFiniteLoss, match=r"2 steps in a row were not finite") as error:
+        trainer.fit()
+    text = str(error.value)
+    assert "model.layers.1.feed_forward" in text
+    assert "forget_gate by layer" in text and "train.learning_rate" in text
+    found = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
+    assert found["first_bad_layer"].startswith("model.layers.1.feed_forward")
+    assert len(found["gates"]["step_size"]) == 2
+
+
+def test_a_run_is_not_overwritten_and_needs_something_to_resume(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+        Trainer(config, resume=True)
+    Trainer(config).fit()
+    with pytest.raises(CheckpointError, match=r"already holds a run \(step 8\): add --resume"):
+        Trainer(config)
+    with pytest.raises(ConfigError, match="a run cannot change its model"):
+        Trainer(tiny_config(tmp_path, "model.num_hidden_layers=2"), resume=True)
+
+
+def test_full_attention_cannot_carry(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="full attention would have to keep"):
+        Trainer(tiny_config(tmp_path, "data.carry_state=true", variant="transformer"))
+
+
+def test_parameter_groups(tmp_path: Path) -> None:
+    core = Run(tiny_config(tmp_path, variant="mac"), resume=False).core
+    memory = memory_parameters(core)
+    groups = {name: group.name for name, group in group_of(core, memory).items()}
+    assert set(groups.values()) == {g.name for g in GROUPS}
+    for name, group in groups.items():
+        parameter = core.get_parameter(name)
+        if parameter.ndim == 1 or "embed" in name or "persistent" in name or ".gates." in name:
+            assert group.endswith("vectors"), name
+        if "memory_0" in name or "query_proj" in name or "value_proj" in name:
+            assert group.startswith("memory"), name
+    assert groups["lm_head.weight"] == "matrices"
+
+
+def test_learning_rate() -> None:
+    config = TrainConfig(steps=100, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.1)
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0 and rates[10] == 1.0
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert 0.1 < rates[-1] < 0.102
+    constant = TrainConfig(steps=100, warmup_steps=0, learning_rate=0.5, schedule="constant")
+    assert {learning_rate(constant, step) for step in range(100)} == {0.5}
