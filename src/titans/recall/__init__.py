@@ -1,0 +1,35 @@
+"""Text memory for conversations: remember, recall, forget, without an LLM.
+
+Reading order: `memory` (the whole of it), `views` (what is kept of a text), `neural` and `block`
+(the memory in weights), `search`, `features`, `fusion` (from a query to a score), `store`.
+"""
+
+from titans.recall.config import NeuralConfig as NeuralConfig
+from titans.recall.config import RecallConfig as RecallConfig
+from titans.recall.config import preset as preset
+from titans.recall.encoder import Encoder as Encoder
+from titans.recall.encoder import load_encoder as load_encoder
+from titans.recall.exchange import export_records as export_records
+from titans.recall.exchange import import_records as import_records
+from titans.recall.generator import ScriptedGenerator as ScriptedGenerator
+from titans.recall.generator import TextGenerator as TextGenerator
+from titans.recall.memory import TextMemory as TextMemory
+from titans.recall.records import Recalled as Recalled
+from titans.recall.records import Record as Record
+from titans.recall.records import Turn as Turn
+
+__all__ = [
+    "Encoder",
+    "NeuralConfig",
+    "RecallConfig",
+    "Recalled",
+    "Record",
+    "ScriptedGenerator",
+    "TextGenerator",
+    "TextMemory",
+    "Turn",
+    "export_records",
+    "import_records",
+    "load_encoder",
+    "preset",
+]

@@ -1,0 +1,68 @@
+"""Export and import as JSON lines: one record per line, in the order of writing.
+
+What is exported is what was said: vectors and neural memory are made again on import.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
+
+from titans.errors import DataError
+from titans.recall.memory import TextMemory
+
+FIELDS = ("id", "text", "speaker", "time", "metadata")
+
+
+def export_records(memory: TextMemory, file: TextIO) -> int:
+    """Write the scope's persistent texts and records; returns the number of records."""
+    for text in memory.persistent_texts:
+        file.write(json.dumps({"persistent": text}, ensure_ascii=False) + "\n")
+    records = memory.records()
+    for record in records:
+        values = record.as_dict()
+        line = {name: values[name] for name in FIELDS if values[name] is not None}
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return len(records)
+
+
+def import_records(
+    memory: TextMemory,
+    lines: Iterable[str],
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Remember every line; lines that are there already change nothing. Returns what was new."""
+    new = 0
+    persistent = memory.persistent_texts
+    added: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        values = _parse(line, number)
+        if "persistent" in values:
+            if values["persistent"] not in persistent:
+                added.append(values["persistent"])
+            continue
+        new += memory.remember(values.pop("text"), **values).is_new
+        if progress is not None:
+            progress(number)
+    if added:
+        memory.persistent_texts = [*persistent, *added]
+    return new
+
+
+def _parse(line: str, number: int) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"line {number} is not JSON ({error.msg}): {line[:60]!r}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"line {number} must be an object like {{\"text\": \"...\"}}")
+    if set(values) == {"persistent"}:
+        return values
+    unknown = sorted(set(values) - set(FIELDS))
+    if "text" not in values or unknown:
+        raise DataError(
+            f"line {number} must have a text and otherwise only {', '.join(FIELDS)}; "
+            f"unknown: {unknown or 'none'}"
+        )
+    return values

@@ -1,0 +1,218 @@
+"""What speaks for a passage as an answer to a query: fifteen numbers, each with a fixed meaning.
+
+Every feature has an absolute scale (a cosine, a share), none is standardised per query, so the
+fused score means the same everywhere and can be compared with a threshold. The weights that join
+them are in fusion.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from titans.recall import text as texts
+from titans.recall.encoder import Encoder, Pooling, TokenVectors
+from titans.recall.index import ScopeIndex
+from titans.recall.lexical import LexicalScores
+from titans.recall.views import IS_QUESTION, TELLS_WHEN, project_tokens
+
+FEATURES = (
+    "in_context",
+    "in_context_near",
+    "bare",
+    "bare_near",
+    "first_person",
+    "late",
+    "lexical",
+    "lexical_wide",
+    "lexical_nearby",
+    "speaker",
+    "question",
+    "when",
+    "date",
+    "memory",
+    "surprise",
+)
+"""Names, in the order of the columns."""
+MEMORY_FEATURES = ("memory", "surprise")
+"""Those that come from the neural memory."""
+NEIGHBOUR_WEIGHT = 0.5
+OTHER_WEIGHT = 0.7
+"""In late interaction: of stop words, names and punctuation; content words have their idf."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question, encoded: as it is, and as its subject would have said it."""
+
+    text: str
+    vector: NDArray[np.float32]
+    first_person: NDArray[np.float32]
+    tokens: TokenVectors
+    terms: list[str]
+    named: list[str]
+    """Speakers of the scope that the question names."""
+
+
+def make_query(
+    encoder: Encoder, pooling: Pooling, question: str, speakers: Sequence[str]
+) -> Query:
+    """Encode a question for a scope in which `speakers` have spoken."""
+    named = texts.named_speakers(question, speakers)
+    spoken = texts.in_first_person(question, named)
+    tokens, spoken_tokens = encoder.encode([question, spoken])
+    skip = {word for name in named for word in texts.words(name)}
+    return Query(
+        text=question,
+        vector=tokens.pool(pooling).numpy(),
+        first_person=spoken_tokens.pool(pooling).numpy(),
+        tokens=tokens,
+        terms=texts.terms(question, skip=skip) or texts.terms(question),
+        named=named,
+    )
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is computed over the whole scope before candidates are looked at one by one."""
+
+    lexical: LexicalScores
+    idf: dict[str, float]
+    """Of the stems of the query (`query_stems`)."""
+    linked: NDArray[np.bool_]
+    memory: NDArray[np.float32] | None
+    """What the neural memory answers to the query: a vector in the space of the texts."""
+    centre: NDArray[np.float32]
+
+
+def feature_matrix(
+    index: ScopeIndex,
+    query: Query,
+    evidence: Evidence,
+    rows: NDArray[np.int64],
+    token_vectors: Sequence[bytes],
+) -> NDArray[np.float32]:
+    """The features of some passages, `[rows, len(FEATURES)]`."""
+    questions = np.stack([query.vector, query.first_person], axis=1)
+    context = _with_neighbours(index, "in_context", rows, evidence.linked)
+    bare = _with_neighbours(index, "bare", rows, evidence.linked)
+    in_context = context[0] @ questions
+    flags = index.column("flags")[rows]
+    columns = {
+        "in_context": in_context[:, 0],
+        "in_context_near": _unit(context[1]) @ query.vector,
+        "bare": bare[0] @ query.vector,
+        "bare_near": _unit(bare[1]) @ query.vector,
+        "first_person": in_context[:, 1],
+        "late": late_interaction(query, evidence.idf, token_vectors),
+        "lexical": evidence.lexical.own[rows],
+        "lexical_wide": evidence.lexical.wide[rows],
+        "lexical_nearby": evidence.lexical.nearby[rows],
+        "speaker": _speaker(index, query, rows),
+        "question": (flags & IS_QUESTION > 0).astype(np.float32),
+        "when": (flags & TELLS_WHEN > 0) * np.float32(texts.asks_when(query.text)),
+        "date": _date(index, query, rows),
+        "memory": _memory(evidence, bare[0], bare[2]),
+        "surprise": np.log1p(index.column("surprise")[rows]),
+    }
+    return np.stack([columns[name].astype(np.float32) for name in FEATURES], axis=1)
+
+
+def linked_rows(index: ScopeIndex, gap_hours: float) -> NDArray[np.bool_]:
+    """Per passage whether it follows the one before it within `gap_hours`."""
+    time = index.column("time")
+    linked = np.zeros(len(time), np.bool_)
+    linked[1:] = np.abs(np.diff(time)) <= gap_hours * 3600e6
+    return linked
+
+
+def late_interaction(
+    query: Query, idf: dict[str, float], token_vectors: Sequence[bytes]
+) -> NDArray[np.float32]:
+    """The best match of each word of the query among a passage's words, averaged by their idf."""
+    asked, weights = _query_tokens(query, idf)
+    width = asked.shape[1]
+    arrays = [np.frombuffer(data, np.int8).reshape(-1, width) for data in token_vectors]
+    flat = np.concatenate(arrays).astype(np.float32) * np.float32(1 / 127)
+    starts = np.concatenate([[0], np.cumsum([len(a) for a in arrays])[:-1]])
+    best = np.maximum.reduceat(flat @ asked.T, starts, axis=0)
+    return (best @ weights / weights.sum()).astype(np.float32)
+
+
+def query_stems(query: Query) -> set[str]:
+    """The stems whose idf late interaction needs: those of content words and parts of words."""
+    return {stem for _, stem in _spans(query) if stem is not None}
+
+
+def _query_tokens(
+    query: Query, idf: dict[str, float]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    spans = _spans(query) or [(0, None)]
+    chosen = torch.tensor([position for position, _ in spans])
+    weights = [OTHER_WEIGHT if stem is None else idf[stem] for _, stem in spans]
+    vectors = project_tokens(query.tokens.vectors[chosen])
+    return vectors.numpy(), np.array(weights, np.float32) + np.float32(1e-6)
+
+
+def _spans(query: Query) -> list[tuple[int, str | None]]:
+    """The tokens of a query (by number), each with its stem if it is a content word."""
+    names = {word for name in query.named for word in texts.words(name)}
+    found: list[tuple[int, str | None]] = []
+    for position, (begin, end) in enumerate(query.tokens.spans):
+        if end > begin:
+            word = texts.normalise(query.text[begin:end])
+            plain = word in texts.STOP_WORDS or word in names or not word.isalnum()
+            found.append((position, None if plain else texts.stem(word)))
+    return found
+
+
+def _with_neighbours(
+    index: ScopeIndex, name: str, rows: NDArray[np.int64], linked: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """The vectors of some rows; plus half their neighbours; plus their whole neighbours."""
+    column = index.column(name)
+    before = np.maximum(rows - 1, 0)
+    after = np.minimum(rows + 1, len(column) - 1)
+    has_after = np.where(rows + 1 < len(column), linked[after], False)
+    own = column[rows].astype(np.float32)
+    around = column[before].astype(np.float32) * linked[rows][:, None]
+    around += column[after].astype(np.float32) * has_after[:, None]
+    return own, own + NEIGHBOUR_WEIGHT * around, own + around
+
+
+def _memory(
+    evidence: Evidence, bare: NDArray[np.float32], around: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """How near a passage with its neighbours is to what the neural memory answered."""
+    if evidence.memory is None:
+        return np.zeros(len(bare), np.float32)
+    return _unit(around - evidence.centre) @ evidence.memory
+
+
+def _speaker(
+    index: ScopeIndex, query: Query, rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """1 for passages of the one speaker that the query names, 0 for others, 1/2 if unclear."""
+    if len(query.named) != 1:
+        return np.full(len(rows), 0.5, np.float32)
+    return (index.column("speaker")[rows] == index.speakers[query.named[0]]).astype(np.float32)
+
+
+def _date(index: ScopeIndex, query: Query, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """1 for a passage of a month that the query names, plus 1/2 for the year."""
+    months, years = texts.named_months(query.text)
+    found = np.zeros(len(rows), np.float32)
+    if months or years:
+        when = index.column("time")[rows].astype("datetime64[us]")
+        month = when.astype("datetime64[M]").astype(np.int64) % 12 + 1
+        year = when.astype("datetime64[Y]").astype(np.int64) + 1970
+        found += np.isin(month, list(months)) + 0.5 * np.isin(year, list(years))
+    return found
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    return vectors / (np.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-9)
+
+

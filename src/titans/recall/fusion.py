@@ -1,0 +1,101 @@
+"""The score of a passage: a weighted sum of its features through a logistic function.
+
+The weights are the only numbers of the text memory that were fitted to data: fusion.json, made by
+`benchmarks/recall.py fit` (docs/recall-fusion-card.md tells on what).
+"""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from titans.errors import ConfigError
+from titans.recall.features import FEATURES, MEMORY_FEATURES
+
+RECENCY_WEIGHT = 0.05
+"""Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
+REPLACED_PENALTY = 0.5
+"""A statement that was updated later stands behind its successor."""
+
+
+@dataclass(frozen=True)
+class FusionWeights:
+    """A weight per feature, and the constant."""
+
+    weights: dict[str, float]
+    bias: float
+
+    def __post_init__(self) -> None:
+        if set(self.weights) != set(FEATURES):
+            wrong = sorted(set(self.weights) ^ set(FEATURES))
+            raise ConfigError(f"fusion weights must name every feature once; check {wrong}")
+
+    def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The weighted sum, before the logistic function."""
+        vector = np.array([self.weights[name] for name in FEATURES], np.float32)
+        return features @ vector + np.float32(self.bias)
+
+
+def load_fusion(use_memory: bool = True) -> FusionWeights:
+    """The shipped weights; fitted apart for a memory that is switched off."""
+    text = files("titans.recall").joinpath("fusion.json").read_text(encoding="utf-8")
+    chosen = json.loads(text)["with_memory" if use_memory else "without_memory"]
+    return FusionWeights(chosen["weights"], chosen["bias"])
+
+
+def fit_fusion(
+    examples: list[tuple[NDArray[np.float32], NDArray[np.bool_]]],
+    use_memory: bool = True,
+    penalty: float = 1e-4,
+) -> FusionWeights:
+    """Fit the weights to questions: for each, the features of all passages and which answer it.
+
+    First the direction, by listwise softmax (a question's answers against all else), then scale
+    and constant, by logistic regression on how often a passage with that sum is an answer.
+    """
+    import torch
+
+    used = [i for i, name in enumerate(FEATURES) if use_memory or name not in MEMORY_FEATURES]
+    data = [
+        (torch.from_numpy(x[:, used].astype(np.float64)), torch.from_numpy(y).double() / y.sum())
+        for x, y in examples
+    ]
+
+    def listwise(w: torch.Tensor) -> torch.Tensor:
+        losses = [-(y * torch.log_softmax(x @ w, 0)).sum() for x, y in data]
+        return torch.stack(losses).mean() + penalty * w.square().sum()
+
+    direction = _minimise(listwise, torch.zeros(len(used), dtype=torch.float64))
+    sums = torch.cat([x @ direction for x, _ in data])
+    labels = torch.cat([(y > 0).double() for _, y in data])
+
+    def logistic(line: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            line[0].exp() * sums + line[1], labels
+        )
+
+    start = torch.tensor([0.0, -float(sums.quantile(0.99) if len(sums) < 1e6 else sums.max())])
+    line = _minimise(logistic, start.double())
+    scale, bias = float(line[0].exp()), float(line[1])
+    fitted = dict.fromkeys(FEATURES, 0.0)
+    fitted.update({FEATURES[i]: float(w) * scale for i, w in zip(used, direction, strict=True)})
+    return FusionWeights(fitted, bias)
+
+
+def _minimise(loss, start):  # noqa: ANN001, ANN202
+    """L-BFGS to convergence."""
+    import torch
+
+    x = start.clone().requires_grad_(True)
+    optimizer = torch.optim.LBFGS([x], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = loss(x)
+        value.backward()
+        return float(value)
+
+    optimizer.step(closure)
+    return x.detach()

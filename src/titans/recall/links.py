@@ -1,0 +1,134 @@
+"""How a new statement stands to an old one: the same again, an update of it, or neither.
+
+Rules on words and vectors, no model of language: made for precision. Same: near in the encoder's
+space, and every content word of either finds its like in the other. Update: about the same thing by
+the same speaker, and the new one says that something changed, or gives another value to something
+that has one value at a time.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from titans.recall.text import STOP_WORDS, stem, words
+
+Link = Literal["duplicate", "successor"]
+
+SUCCESSOR_COSINE = 0.5
+"""Below, two statements are not about the same thing."""
+FRAME_COSINE = 0.75
+"""Two statements in one frame with different values are at least this near."""
+
+_CHANGE = re.compile(
+    r"\b(now|no longer|not .{0,20}any ?more|any ?more|instead|actually|changed?|switched|moved|updated?"
+    r"|correction|turns out|these days|used to|quit|stopped|new|renamed|rescheduled|postponed"
+    r"|replaced|became|since then|got promoted|sold|ended up)\b",
+    re.IGNORECASE,
+)
+_ONE_VALUE = re.compile(
+    r"\b(is|are|'s|’s|lives?|living|works?|working|stud(?:y|ies|ying)|located|costs?|weighs?|drives?"
+    r"|called|named|scheduled|favou?rite|birthday|starts?|leaves?|arrives?|opens?|closes?|earns?)\b",
+    re.IGNORECASE,
+)
+_NEGATION = {"not", "no", "never", "don", "doesn", "didn", "isn", "wasn", "won", "can", "cannot", "t"}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What the rules look at."""
+
+    text: str
+    speaker: str | None
+    tokens: NDArray[np.int8]
+    """Compressed token vectors (views.py)."""
+
+
+def judge_link(
+    new: Statement, old: Statement, cosine: float, duplicate_threshold: float
+) -> Link | None:
+    """What the new statement is to the old one."""
+    new_words, old_words = _content(new.text), _content(old.text)
+    if not new_words or not old_words:
+        return "duplicate" if new.text.strip() == old.text.strip() else None
+    if new.text.strip().lower() == old.text.strip().lower():
+        return "duplicate"
+    if is_update(new, old, cosine, new_words, old_words):
+        return "successor"
+    if cosine >= duplicate_threshold and _says_the_same(new, old, new_words, old_words):
+        return "duplicate"
+    return None
+
+
+def is_update(
+    new: Statement, old: Statement, cosine: float, new_words: set[str], old_words: set[str]
+) -> bool:
+    """Whether the new statement replaces the old one."""
+    if new.speaker != old.speaker or new.text.rstrip().endswith("?"):
+        return False
+    shared, added = new_words & old_words, new_words - old_words
+    if not shared or not added or cosine < SUCCESSOR_COSINE:
+        return False
+    if _subject(new.text) != _subject(old.text):
+        return False
+    says_change = bool(_CHANGE.search(new.text)) and not _CHANGE.search(old.text)
+    if says_change:
+        return len(shared) >= 2 or len(shared) / len(old_words) >= 0.3
+    return cosine >= FRAME_COSINE and _same_frame(new.text, old.text)
+
+
+def _says_the_same(
+    new: Statement, old: Statement, new_words: set[str], old_words: set[str]
+) -> bool:
+    """No number, name or negation differs, and the words of each find their like in the other."""
+    if _numbers(new.text) != _numbers(old.text) or _names(new.text) != _names(old.text):
+        return False
+    if bool(set(words(new.text)) & _NEGATION) != bool(set(words(old.text)) & _NEGATION):
+        return False
+    missing = len(new_words - old_words) / len(new_words)
+    lost = len(old_words - new_words) / len(old_words)
+    if max(missing, lost) <= 0.34:
+        return True
+    return _coverage(new.tokens, old.tokens) >= 0.62 and _coverage(old.tokens, new.tokens) >= 0.62
+
+
+def _coverage(of: NDArray[np.int8], by: NDArray[np.int8]) -> float:
+    """How well the tokens of one text are matched by those of another, on average."""
+    a, b = of.astype(np.float32) / 127, by.astype(np.float32) / 127
+    return float((a @ b.T).max(1).mean())
+
+
+def _same_frame(new: str, old: str) -> bool:
+    """One value differs and all else is the same: "the office is in Rome" and "... in Oslo"."""
+    a, b = words(new), words(old)
+    first = 0
+    while first < min(len(a), len(b)) and a[first] == b[first]:
+        first += 1
+    last = 0
+    while last < min(len(a), len(b)) - first and a[-1 - last] == b[-1 - last]:
+        last += 1
+    changed = max(len(a), len(b)) - first - last
+    # The value stands behind the predicate; a difference before it is another subject.
+    return first >= 2 and 1 <= changed <= 4 and bool(_ONE_VALUE.search(" ".join(a[:first])))
+
+
+def _subject(text: str) -> str:
+    """The noun behind a possessive ("my sister", "Ann's dog"), or "" for the speaker as such."""
+    match = re.search(r"\b(?:my|our|his|her|their|the|\w+['’]s)\s+(?:new |old |favou?rite )?(\w+)", text,
+                      re.IGNORECASE)
+    return stem(match.group(1).lower()) if match else ""
+
+
+def _content(text: str) -> set[str]:
+    return {stem(word) for word in words(text) if word not in STOP_WORDS}
+
+
+def _numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+", text))
+
+
+def _names(text: str) -> set[str]:
+    """Capitalised words that do not begin a sentence."""
+    return set(re.findall(r"(?<=[a-z,;] )[A-Z][a-z]+", text))

@@ -1,0 +1,117 @@
+"""What the text memory gives back: records, recalled records, and the result of a turn."""
+
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from titans.recall.store import Row
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A text that is remembered."""
+
+    id: str
+    text: str
+    speaker: str | None
+    time: datetime
+    metadata: dict[str, Any] | None
+    surprise: float
+    """The loss of the neural memory before the write: nats of unexpected content."""
+    written: bool
+    """Whether the neural memory was written."""
+    reason: str
+    """Why, or why not."""
+    duplicate_of: str | None = None
+    """The id of the text that said the same before."""
+    successor_of: str | None = None
+    """The id of the statement that this one updates."""
+    is_new: bool = True
+    """False if the record was there already."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "time": self.time.isoformat()}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the score rests on, each in [0, 1]."""
+
+    lexical: float
+    vector: float
+    memory: float
+    recency: float
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A record that answers a query."""
+
+    id: str
+    text: str
+    speaker: str | None
+    time: datetime
+    score: float
+    """In [0, 1]: how likely it is that this record answers the query."""
+    parts: Parts
+    passage: str | None = None
+    """The part of a long text that answers; None if the text is one passage."""
+    metadata: dict[str, Any] | None = None
+    surprise: float = 0.0
+    duplicates: tuple[str, ...] = ()
+    """Ids of other records that say the same."""
+    successor_of: str | None = None
+    succeeded_by: str | None = None
+    explanation: dict[str, dict[str, float]] | None = None
+    """With `explain=True`: each feature's value, weight and contribution."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; nothing that is empty."""
+        values = {**asdict(self), "time": self.time.isoformat()}
+        return {name: value for name, value in values.items() if value not in (None, (), [])}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of conversation: what was recalled, what was asked of the model, what it said."""
+
+    prompt: str
+    enriched: str
+    """The prompt with persistent texts and memories, as the model saw it."""
+    answer: str
+    record: Record
+    memories: list[Recalled] = field(default_factory=list)
+
+
+def to_microseconds(time: datetime) -> int:
+    """How the store keeps a time."""
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_microseconds(value: int) -> datetime:
+    """The inverse."""
+    return _EPOCH + timedelta(microseconds=value)
+
+
+def to_record(row: Row, ids: dict[int, str], is_new: bool = True) -> Record:
+    """A stored row as users see it.
+
+    Args:
+        ids: seq -> id of the records that the row is linked to.
+    """
+    return Record(
+        id=row.id,
+        text=row.text,
+        speaker=row.speaker,
+        time=from_microseconds(row.time),
+        metadata=row.metadata,
+        surprise=row.surprise,
+        written=row.written,
+        reason=row.reason,
+        duplicate_of=None if row.duplicate_of is None else ids.get(row.duplicate_of),
+        successor_of=None if row.successor_of is None else ids.get(row.successor_of),
+        is_new=is_new,
+    )

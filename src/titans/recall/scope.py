@@ -1,0 +1,131 @@
+"""A scope as one process holds it: index and neural state, caught up with what others wrote."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from titans.ops import MemoryState
+from titans.recall.config import RecallConfig
+from titans.recall.encoder import Encoder
+from titans.recall.index import Entry, ScopeIndex
+from titans.recall.neural import NeuralScope, Surroundings, Write
+from titans.recall.store import Store
+
+PRIOR_STRENGTH = 20.0
+"""How many texts the language's own word frequencies count for."""
+MIN_FOR_CENTRE = 16
+"""Texts before their mean is worth subtracting."""
+MIN_FOR_GATE = 16
+"""Texts before the gate has something to compare with; until then all are written."""
+
+
+class OpenScope:
+    """Index and neural memory of one scope; `refresh` before use, inside a transaction."""
+
+    def __init__(
+        self, store: Store, name: str, config: RecallConfig, encoder: Encoder, neural: NeuralScope
+    ) -> None:
+        self.store, self.name, self.config = store, name, config
+        self.encoder, self.neural = encoder, neural
+        self.id: int | None = None
+        self._generation = -1
+        self._reset()
+
+    def _reset(self) -> None:
+        self.index = ScopeIndex(self.encoder.dim)
+        self._state: MemoryState | None = None
+        self._state_seq = 0
+        self.writes_since_snapshot = 0
+
+    def refresh(self) -> None:
+        """Take in what was written or forgotten since the last look, by whomever."""
+        if self.id is None:
+            self.id = self.store.scope_id(self.name)
+            if self.id is None:
+                return
+        head = self.store.head(self.id)
+        if head.generation != self._generation:
+            self._reset()
+            self._generation = head.generation
+            if head.generation < 0:  # the scope was forgotten
+                self.id = None
+                return
+        if head.last_seq > self.index.last_seq:
+            found = self.store.index_entries(self.id, self.index.last_seq)
+            self.index.extend([Entry(*row) for row in found])
+
+    @property
+    def state(self) -> MemoryState:
+        """The neural state after the newest record."""
+        if self._state is None:
+            self._load_snapshot(self.index.last_seq)
+        assert self._state is not None
+        if self.id is not None and self._state_seq < self.index.last_seq:
+            state = self._state
+            for _, data in self.store.neural_writes(self.id, self._state_seq, self.index.last_seq):
+                state = self.neural.absorb(state, self._write_from(data))
+                self.writes_since_snapshot += 1
+            self._state, self._state_seq = state, self.index.last_seq
+        return self._state
+
+    def _load_snapshot(self, until: int) -> None:
+        found = None if self.id is None else self.store.newest_snapshot(self.id, until)
+        self._state_seq = 0 if found is None else found[0]
+        self._state = (
+            self.neural.initial_state() if found is None else self.neural.restore(found[1])
+        )
+        self.writes_since_snapshot = 0
+
+    def _write_from(self, data: bytes) -> Write:
+        return Write.from_bytes(data, self.neural.config.num_heads)
+
+    def advance(self, entries: list[Entry], state: MemoryState | None) -> None:
+        """Take in a record that this process has just stored; `state` if the memory was written."""
+        before = self.state
+        self.index.extend(entries)
+        self._state = before if state is None else state
+        self._state_seq = self.index.last_seq
+        self.writes_since_snapshot += state is not None
+
+    def gate(self) -> float:
+        """The surprise at or below which a text is not written: a quantile of the latest ones."""
+        recent = self.index.column("surprise")[-self.config.gate_window :]
+        if len(recent) < MIN_FOR_GATE or not self.config.gate_quantile:
+            return 0.0
+        return float(np.quantile(recent, self.config.gate_quantile))
+
+    def centre(self) -> Tensor | None:
+        """The mean of the scope's vectors, once there are enough of them."""
+        if len(self.index) < MIN_FOR_CENTRE or self.neural.config.dim is not None:
+            return None
+        return torch.from_numpy(self.index.mean)
+
+    def surroundings(self, stems: dict[str, str], time: int) -> Surroundings:
+        """What the neural memory needs to know about a text beyond its vector.
+
+        Args:
+            stems: stem -> a word of the text that has it.
+            time: of the text, in microseconds.
+        """
+        gap = self.config.session_gap_hours * 3600e6
+        times = self.index.column("time")[-2:]
+        recent: list[Tensor] = []
+        for back, then in enumerate(reversed(times.tolist()), 1):
+            if abs(time - then) > gap:
+                break
+            vector = self.index.column("bare")[-back].astype(np.float32)
+            recent.insert(0, self.neural.block.embed(torch.from_numpy(vector)[None])[0])
+            time = then
+        return Surroundings(self._information(stems), tuple(recent), self.centre())
+
+    def _information(self, stems: dict[str, str]) -> dict[str, float]:
+        """The surprisal of each stem in nats: seen in the scope, or as common as in the language."""
+        read = len(self.index) + PRIOR_STRENGTH
+        found: dict[str, float] = {}
+        for name, word in stems.items():
+            seen = 0 if self.id is None else self.store.document_count(self.id, name)
+            prior = PRIOR_STRENGTH / (self.encoder.word_rank(word) + 20)
+            found[name] = max(-math.log((seen + prior) / read), 0.0)
+        return found

@@ -1,0 +1,157 @@
+"""From a query to ranked passages: choose candidates, compute features, fuse them.
+
+Up to `EXACT_ROWS` passages every one is a candidate. Above, candidates are the nearest by vector
+(exact cosines after a narrow first pass), by words and by what the neural memory answers; measured
+in benchmarks/recall.py.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from titans.recall.features import (
+    Evidence,
+    Query,
+    feature_matrix,
+    linked_rows,
+    query_stems,
+)
+from titans.recall.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights
+from titans.recall.index import ScopeIndex
+from titans.recall.lexical import idf, lexical_scores
+from titans.recall.store import Store
+
+EXACT_ROWS = 2048
+CANDIDATES = 256
+"""Of each kind, above `EXACT_ROWS` passages."""
+MONTH = 30 * 24 * 3600e6
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which records may be recalled. Times in microseconds: `before` exclusive, `after` inclusive."""
+
+    before: int | None = None
+    after: int | None = None
+    speaker: str | None = None
+
+    def mask(self, index: ScopeIndex) -> NDArray[np.bool_] | None:
+        """Per passage whether it may be recalled; None if every one may."""
+        if self == Filter():
+            return None
+        time = index.column("time")
+        allowed = np.ones(len(index), np.bool_)
+        if self.before is not None:
+            allowed &= time < self.before
+        if self.after is not None:
+            allowed &= time >= self.after
+        if self.speaker is not None:
+            allowed &= index.column("speaker") == index.speakers.get(self.speaker, -2)
+        return allowed
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Ranked passages: rows of the index, best first, with all that led to their scores."""
+
+    rows: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    features: NDArray[np.float32]
+    """`[rows, features]`; no columns if the neural memory alone decided."""
+    recency: NDArray[np.float32]
+
+    @classmethod
+    def nothing(cls) -> "Hits":
+        """No passage at all."""
+        return cls.by_memory(np.empty(0, np.int64), np.empty(0, np.float32))
+
+    @classmethod
+    def by_memory(cls, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> "Hits":
+        """Passages ranked by the neural memory alone."""
+        empty = np.empty((len(rows), 0), np.float32)
+        return cls(rows, scores, empty, np.zeros(len(rows), np.float32))
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """One scope, open for searching."""
+
+    store: Store
+    scope: int
+    index: ScopeIndex
+    fusion: FusionWeights
+    session_gap_hours: float
+
+    def search(
+        self, query: Query, memory: NDArray[np.float32] | None, allowed: NDArray[np.bool_] | None
+    ) -> Hits:
+        """Rank the passages of the scope.
+
+        Args:
+            memory: what the neural memory answers to the query, of unit length; None without it.
+            allowed: per passage whether it may be returned.
+        """
+        evidence = self._evidence(query, memory)
+        rows = self._candidates(query, evidence, allowed)
+        if not len(rows):
+            return Hits.nothing()
+        passages = [int(p) for p in self.index.column("passage")[rows]]
+        tokens = self.store.token_vectors(passages)
+        features = feature_matrix(
+            self.index, query, evidence, rows, [tokens[passage] for passage in passages]
+        )
+        recency = self._recency(rows)
+        logits = self.fusion.logits(features) + RECENCY_WEIGHT * recency
+        logits -= REPLACED_PENALTY * self.index.column("replaced")[rows]
+        scores = 1 / (1 + np.exp(-logits))
+        order = np.argsort(-scores, kind="stable")
+        return Hits(rows[order], scores[order], features[order], recency[order])
+
+    def _evidence(self, query: Query, memory: NDArray[np.float32] | None) -> Evidence:
+        linked = linked_rows(self.index, self.session_gap_hours)
+        size = len(self.index)
+        return Evidence(
+            lexical=lexical_scores(self.store, self.scope, self.index, query.terms, linked),
+            idf={
+                stem: idf(size, self.store.document_count(self.scope, stem))
+                for stem in query_stems(query)
+            },
+            linked=linked,
+            memory=memory,
+            centre=self.index.mean,
+        )
+
+    def _candidates(
+        self, query: Query, evidence: Evidence, allowed: NDArray[np.bool_] | None
+    ) -> NDArray[np.int64]:
+        size = len(self.index)
+        everything = np.arange(size) if allowed is None else np.flatnonzero(allowed)
+        if len(everything) <= EXACT_ROWS:
+            return everything
+        directions = [query.vector, query.first_person]
+        if evidence.memory is not None:
+            directions.append(evidence.memory)
+        near = [self.index.nearest(d[None], CANDIDATES, allowed)[0] for d in directions]
+        lexical = evidence.lexical
+        by_words = [
+            _top(lexical.own, CANDIDATES, allowed),
+            _top(lexical.wide + lexical.nearby, CANDIDATES, allowed),
+        ]
+        return np.unique(np.concatenate([*near, *by_words]))
+
+    def _recency(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """1 for the newest record of the scope, 1/2 a month before it."""
+        time = self.index.column("time")
+        age = (time.max() - time[rows]) / MONTH
+        return (1 / (1 + age)).astype(np.float32)
+
+
+def _top(
+    scores: NDArray[np.float32], count: int, allowed: NDArray[np.bool_] | None
+) -> NDArray[np.int64]:
+    """The rows of the highest scores above zero."""
+    if allowed is not None:
+        scores = np.where(allowed, scores, 0)
+    rows = np.argpartition(-scores, count)[:count] if len(scores) > count else np.arange(len(scores))
+    return rows[scores[rows] > 0]

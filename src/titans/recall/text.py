@@ -1,0 +1,160 @@
+"""Text as the text memory sees it: words, stems, sentences, times, the rewriting of a question.
+
+English rules (stop words, stems) are light and do no harm elsewhere: other languages keep their
+words, and scripts without spaces are cut into single characters.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from titans.errors import DataError
+
+STOP_WORDS = frozenset(
+    """a about after also am an and any are as at be been before being between both but by can could
+    d did do does doing don done during for from had has have having he her here him his how i if in
+    into is it its just ll m may me might more most must my no not of on once only or other our out
+    over own re s same shall she should so some such t than that the their them then there these
+    they this those to too up us ve very was we were what when where which while who whom why will
+    with would you your""".split()
+)
+SUFFIXES = ("ing", "ed", "es", "s")
+# Chinese, Japanese kana, Thai, Lao, Khmer, Hangul is spaced: characters instead of words.
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1780-\u17ff]")
+_WORD = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+")
+
+
+def normalise(text: str) -> str:
+    """One form for equal texts: Unicode NFKC, lower case."""
+    return unicodedata.normalize("NFKC", text).lower()
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in order, stop words included."""
+    found: list[str] = []
+    for word in _WORD.findall(normalise(text)):
+        if _UNSPACED.search(word):
+            found.extend(word)
+        else:
+            found.append(word)
+    return found
+
+
+def stem(word: str) -> str:
+    """Cut one English ending, keeping at least three letters."""
+    for suffix in SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
+            return word[: -len(suffix)]
+    return word
+
+
+def terms(text: str, *, skip: Iterable[str] = ()) -> list[str]:
+    """The stems that lexical search works on: no stop words, none of the words in `skip`."""
+    dropped = STOP_WORDS.union(skip)
+    return [stem(word) for word in words(text) if word not in dropped]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, cut at ends of sentences followed by space."""
+    return [part for part in _SENTENCE_END.split(text) if part.strip()]
+
+
+def named_speakers(question: str, speakers: Iterable[str]) -> list[str]:
+    """Which of the speakers a question names, in the order given."""
+    return [name for name in speakers if name and _name_pattern(name).search(question)]
+
+
+def in_first_person(question: str, speakers: Iterable[str]) -> str:
+    """The question as its subject would have said it: "What did Ann buy?" -> "I buy".
+
+    Whoever is asked about speaks of themselves as "I" in the stored turns, so the encoder finds
+    them nearer to this wording than to the question.
+    """
+    text = _QUESTION_OPENING.sub("", question.strip().rstrip("?!. "))
+    text = _AUXILIARY.sub("", text)
+    for name in speakers:
+        if name:
+            text = re.sub(rf"\b{re.escape(name)}['’]s\b", "my", text, flags=re.IGNORECASE)
+            text = _name_pattern(name).sub("I", text)
+    return re.sub(r"\s+", " ", text).strip() or question
+
+
+def asks_when(question: str) -> bool:
+    """Whether the answer of a question is a time."""
+    return bool(_ASKS_WHEN.match(question.strip().lower()))
+
+
+def tells_when(text: str) -> bool:
+    """Whether a text says when something happens: "yesterday", "last week", "on Monday"."""
+    return bool(_TELLS_WHEN.search(text.lower()))
+
+
+def is_question(text: str) -> bool:
+    """Whether a text ends in a question mark: it asks and seldom tells."""
+    return text.rstrip().endswith(("?", "？", "؟"))
+
+
+def named_months(question: str) -> tuple[set[int], set[int]]:
+    """The months (1 to 12) and years that a question names."""
+    lower = question.lower()
+    months = {number for number, name in enumerate(_MONTHS, 1) if re.search(rf"\b{name}\b", lower)}
+    if 5 in months and not re.search(r"\b(in|on|of|since|until|last|this|by) may\b|may,? \d|\d may", lower):
+        months.discard(5)  # "may" the verb
+    return months, {int(year) for year in re.findall(r"\b(?:19|20)\d\d\b", lower)}
+
+
+def parse_time(value: datetime | str) -> datetime:
+    """A datetime or ISO 8601 text as a datetime in UTC; without a zone it is taken as UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError as error:
+            raise DataError(
+                f"{value!r} is not a time: use ISO 8601, e.g. 2024-05-31 or 2024-05-31T14:30:00Z"
+            ) from error
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def cut_spans(length: int, breaks: Iterator[int], limit: int) -> list[tuple[int, int]]:
+    """Cut `range(length)` into spans of at most `limit`, at the last of `breaks` that fits.
+
+    Args:
+        breaks: rising positions where a cut is welcome (ends of sentences or words).
+    """
+    spans: list[tuple[int, int]] = []
+    begin, last = 0, 0
+    for position in [*breaks, length]:
+        while position - begin > limit:
+            end = last if last > begin else begin + limit
+            spans.append((begin, end))
+            begin = end
+        last = position
+    spans.append((begin, length))
+    return spans
+
+
+def _name_pattern(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
+
+
+_MONTHS = (
+    "january february march april may june july august september october november december"
+).split()
+_QUESTION_OPENING = re.compile(
+    r"^(when|what|where|who|how|why|which|does|did|do|is|are|was|were|has|have|had|would|will|can"
+    r"|could)\b",
+    re.IGNORECASE,
+)
+_AUXILIARY = re.compile(
+    r"^\s*(long|many|much|often|kind of|type of|did|does|do|is|are|was|were|has|have|had|would|will"
+    r"|might|can|could)\b",
+    re.IGNORECASE,
+)
+_ASKS_WHEN = re.compile(r"(when|how long|what date|which month|in which|since when|what time)\b")
+_TELLS_WHEN = re.compile(
+    r"\b(yesterday|today|tonight|tomorrow|recently|ago|since|few days"
+    r"|(?:last|next|this|past) (?:week|month|year|night|morning|weekend|summer|winter|spring|fall"
+    r"|\w+day)|(?:mon|tues|wednes|thurs|fri|satur|sun)day|19\d\d|20\d\d)\b"
+)

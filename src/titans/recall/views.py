@@ -1,0 +1,115 @@
+"""What is kept of a text for search: per passage two vectors, small token vectors, stems, flags.
+
+One pass of the encoder over "speaker: text" gives them all. The vector in context pools every
+token, the bare one only those of the text itself, the token vectors stay apart for late
+interaction (each word of a question looks for its own best match).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from titans.recall.encoder import Encoder, Pooling, TokenVectors
+from titans.recall.store import Passage
+from titans.recall.text import cut_spans, is_question, sentences, tells_when, terms
+
+TOKEN_DIM = 128
+"""Width of a stored token vector: a random projection, eight bits a number."""
+IS_QUESTION, TELLS_WHEN = 1, 2
+"""Flags of a passage."""
+ENCODE_BATCH = 16
+
+
+@dataclass(frozen=True)
+class View:
+    """One passage: a stretch of a text that fits the encoder."""
+
+    text: str
+    terms: list[str]
+    flags: int
+    in_context: torch.Tensor
+    bare: torch.Tensor
+    tokens: NDArray[np.int8]
+
+    def to_passage(self) -> Passage:
+        """As kept in the store."""
+        vectors = torch.stack([self.in_context, self.bare]).half().numpy().tobytes()
+        return Passage(self.terms, self.flags, vectors, self.tokens.tobytes())
+
+
+def make_views(encoder: Encoder, pooling: Pooling, speaker: str | None, text: str) -> list[View]:
+    """The passages of a text, in order; a text that fits is one passage."""
+    prefix = f"{speaker}: " if speaker else ""
+    parts = split_passages(encoder, prefix, text)
+    views: list[View] = []
+    for begin in range(0, len(parts), ENCODE_BATCH):
+        batch = parts[begin : begin + ENCODE_BATCH]
+        encoded = encoder.encode([prefix + part for part in batch])
+        views.extend(
+            _view(part, tokens, len(prefix), pooling)
+            for part, tokens in zip(batch, encoded, strict=True)
+        )
+    return views
+
+
+def split_passages(encoder: Encoder, prefix: str, text: str) -> list[str]:
+    """Cut a text at ends of sentences, or else of words, so that each part fits the encoder."""
+    # Two special tokens, and what the prefix takes.
+    room = encoder.max_tokens - 2 - len(encoder.token_spans(prefix))
+    spans = encoder.token_spans(text)
+    if len(spans) <= room:
+        return [text]
+    starts = [begin for begin, _ in spans]
+    cuts = cut_spans(len(spans), _sentence_starts(text, starts), max(room, 8))
+    edges = [starts[begin] if begin else 0 for begin, _ in cuts] + [len(text)]
+    return [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True) if text[a:b].strip()]
+
+
+def _sentence_starts(text: str, token_starts: list[int]) -> Iterator[int]:
+    """The tokens (by number) with which sentences begin."""
+    position, token = 0, 0
+    for sentence in sentences(text):
+        begin = text.find(sentence, position)
+        position = begin + len(sentence)
+        while token < len(token_starts) and token_starts[token] < begin:
+            token += 1
+        yield token
+
+
+def _view(part: str, tokens: TokenVectors, begin: int, pooling: Pooling) -> View:
+    flags = IS_QUESTION * is_question(part) + TELLS_WHEN * tells_when(part)
+    return View(
+        text=part,
+        terms=terms(part),
+        flags=flags,
+        in_context=tokens.pool(pooling),
+        bare=tokens.pool(pooling, begin),
+        tokens=compress_tokens(tokens, begin),
+    )
+
+
+def compress_tokens(tokens: TokenVectors, begin: int = 0) -> NDArray[np.int8]:
+    """Unit vectors of the tokens from character `begin` on, projected, in steps of 1/127."""
+    inside = [end > start >= begin for start, end in tokens.spans]
+    chosen = tokens.vectors[torch.tensor(inside)] if any(inside) else tokens.vectors[:1]
+    small = project_tokens(chosen)
+    return (small * 127).round().to(torch.int8).numpy()
+
+
+def project_tokens(vectors: torch.Tensor) -> torch.Tensor:
+    """Token vectors as unit vectors of `TOKEN_DIM` numbers."""
+    basis = _token_basis(vectors.shape[-1])
+    return F.normalize(F.normalize(vectors, dim=-1) @ basis, dim=-1)
+
+
+@lru_cache(maxsize=4)
+def _token_basis(dim: int) -> torch.Tensor:
+    """A random orthonormal projection: inner products survive it, and it needs no training."""
+    width = min(TOKEN_DIM, dim)
+    drawn = np.random.default_rng(0).standard_normal((dim, width))
+    return torch.from_numpy(np.linalg.qr(drawn)[0].astype(np.float32))
