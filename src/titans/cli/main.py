@@ -20,6 +20,10 @@ COMMANDS: dict[str, str] = {
     "tune": "search hyper-parameters with Optuna",
     "eval": "run a benchmark on a checkpoint and write a record",
     "sweep": "train and evaluate a declared table of runs, resumable, under a time budget",
+    "remember": "store a text in the text memory",
+    "recall": "ask the text memory",
+    "chat": "a terminal chat that remembers between runs",
+    "memory": "upkeep of the text memory: stats, export, import, forget, train",
 }
 """Command name (and file name in this folder) -> one line of help."""
 

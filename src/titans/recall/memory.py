@@ -279,6 +279,12 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             hits = self._search(query, wanted)
             return self._assembly(explain).build(hits, k, threshold or 0.0, exclude=None)
 
+    def search(self, query: str) -> Hits:
+        """Every candidate passage with its features: what `recall` ranks (to fit or to study)."""
+        with self._lock, self.store.reading():
+            self._scope.refresh()
+            return self._search(query, Filter())
+
     def _search(self, query: str, wanted: Filter) -> Hits:
         scope = self._scope
         allowed = wanted.mask(scope.index)

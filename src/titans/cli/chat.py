@@ -1,0 +1,156 @@
+"""`titans chat`: a terminal chat that remembers between runs."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from titans.cli.store_options import add_store_options, open_memory
+
+if TYPE_CHECKING:
+    from titans.recall import TextGenerator, TextMemory, Turn
+
+EXAMPLES = """examples:
+  titans chat
+  titans chat --scope ann --llm openai:gpt-5-mini
+  titans chat --llm openai:qwen3 --url http://localhost:8000/v1 --remember-answers
+
+--llm: smollm (default, offline), gguf:FILE, hf:NAME, openai:MODEL, or echo (no model).
+In the chat: /why explains the last recall, /forget ID removes a record, /quit ends.
+"""
+COMMANDS = "/why explains the last recall, /forget [ID] removes a record, /stats, /quit"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("--llm", default="smollm", help="the model that answers (smollm)")
+    parser.add_argument("--url", help="of an OpenAI-compatible server")
+    parser.add_argument("--speaker", default="user", help="your name in the memory (user)")
+    parser.add_argument("--persistent", action="append", help="a text that stands in every prompt")
+    parser.add_argument(
+        "--remember-answers", action="store_true", help="remember what the model says, too"
+    )
+    add_store_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object per turn on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read lines, answer them."""
+    from titans.errors import GeneratorError
+
+    try:
+        llm = load_llm(args.llm, args.url)
+    except GeneratorError as error:
+        print(f"titans chat: {error}", file=sys.stderr)
+        return 2
+    with open_memory(args) as memory:
+        memory.config = memory.config.change(remember_answers=args.remember_answers)
+        if args.persistent:
+            memory.persistent_texts = args.persistent
+        return _Chat(memory, llm, args.speaker, args.json).loop()
+
+
+def load_llm(name: str, url: str | None = None) -> "TextGenerator":
+    """A model by its short name: smollm, gguf:FILE, hf:NAME, openai:MODEL, echo."""
+    from titans.errors import ConfigError
+    from titans.recall import generator
+
+    kind, _, rest = name.partition(":")
+    if kind == "smollm":
+        return generator.GGUFGenerator(generator.smollm_path())
+    if kind == "echo":
+        return generator.ScriptedGenerator(lambda prompt: prompt)
+    if kind in ("gguf", "hf", "openai") and rest:
+        if kind == "gguf":
+            return generator.GGUFGenerator(rest)
+        if kind == "hf":
+            return generator.HuggingFaceGenerator(rest)
+        return generator.OpenAIGenerator(rest, url=url)
+    raise ConfigError(f"--llm {name!r}: use smollm, gguf:FILE, hf:NAME, openai:MODEL or echo")
+
+
+class _Chat:
+    """The loop: a line from the user, an answer, what was recalled."""
+
+    def __init__(
+        self, memory: "TextMemory", llm: "TextGenerator", speaker: str, as_json: bool
+    ) -> None:
+        self.memory, self.llm, self.speaker, self.as_json = memory, llm, speaker, as_json
+        self.last: Turn | None = None
+
+    def loop(self) -> int:
+        """Until /quit or the end of the input."""
+        self._note(f"{self.llm.name}; memory: {self.memory.store.path}, scope {self.memory.scope}")
+        if "SmolLM2-135M" in self.llm.name:
+            self._note("a very small model: good for trying things out, often wrong; see --llm")
+        self._note(COMMANDS)
+        while True:
+            print("> ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if not line or line.strip() in ("/quit", "/exit"):
+                return 0
+            if line.strip():
+                self._handle(line.strip())
+
+    def _handle(self, line: str) -> None:
+        from titans.errors import TitansError
+
+        try:
+            if line.startswith("/"):
+                self._command(*line.split(maxsplit=1))
+            else:
+                self._turn(line)
+        except TitansError as error:
+            self._note(f"error: {error}")
+
+    def _turn(self, line: str) -> None:
+        self.last = turn = self.memory.turn(line, self.llm, speaker=self.speaker)
+        if self.as_json:
+            print(
+                json.dumps(
+                    {
+                        "answer": turn.answer,
+                        "record": turn.record.as_dict(),
+                        "memories": [m.as_dict() for m in turn.memories],
+                    },
+                    ensure_ascii=False,
+                ),
+                flush=True,
+            )
+            return
+        print(turn.answer.strip(), flush=True)
+        recalled = "; ".join(f"{m.score:.2f} {m.text[:60]!r}" for m in turn.memories) or "nothing"
+        written = "written" if turn.record.written else "not written"
+        self._note(f"surprise {turn.record.surprise:.1f} ({written}); recalled: {recalled}")
+
+    def _command(self, name: str, argument: str = "") -> None:
+        if name == "/why":
+            self._why()
+        elif name == "/forget":
+            target = argument or (self.last.record.id if self.last else "")
+            if not target:
+                self._note("nothing to forget yet: /forget ID")
+                return
+            done = self.memory.forget(target)
+            self._note(f"forgotten: {done.records} record, {done.seconds:.1f} s")
+        elif name == "/stats":
+            for key, value in self.memory.stats().items():
+                self._note(f"{key.replace('_', ' ')}: {value}")
+        else:
+            self._note(f"unknown command {name}; {COMMANDS}")
+
+    def _why(self) -> None:
+        if self.last is None:
+            self._note("nothing was asked yet")
+            return
+        self._note(f"id {self.last.record.id}: {self.last.record.reason}")
+        for m in self.last.memories:
+            p = m.parts
+            self._note(
+                f"{m.score:.2f} = lexical {p.lexical:.2f}, vector {p.vector:.2f}, memory "
+                f"{p.memory:.2f}, recency {p.recency:.2f}: {m.text!r} (id {m.id})"
+            )
+
+    def _note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,194 @@
+"""`titans memory ACTION`: upkeep of the text memory: stats, export, import, forget, train."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from titans.cli.store_options import add_store_options, open_memory
+
+EXAMPLES = """examples:
+  titans memory stats --json
+  titans memory export backup.jsonl --scope work
+  titans memory forget --id 3f2a... && titans memory forget --before 2023-01-01
+  titans memory train --texts texts.jsonl --out memory.safetensors --preset classic
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the actions and their options."""
+    parser.epilog = EXAMPLES
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    stats = _action(actions, "stats", "what a scope holds")
+    stats.add_argument("--scopes", action="store_true", help="list the names of all scopes")
+    export = _action(actions, "export", "write a scope as JSON lines")
+    export.add_argument("file", type=Path, help="- is standard output")
+    load = _action(actions, "import", "remember every line of a JSON lines file")
+    load.add_argument("file", type=Path, help="- is standard input")
+    forget = _action(actions, "forget", "remove records for good")
+    what = forget.add_mutually_exclusive_group(required=True)
+    what.add_argument("--id", help="one record")
+    what.add_argument("--before", help="all from before this time (ISO 8601)")
+    what.add_argument("--all", action="store_true", help="the whole scope")
+    _configure_train(_action(actions, "train", "meta-train projections on texts", store=False))
+
+
+def _action(actions, name: str, text: str, store: bool = True) -> argparse.ArgumentParser:  # noqa: ANN001
+    parser = actions.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if store:
+        add_store_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def _configure_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--texts", type=Path, required=True, help="a text per line, or JSON lines with `text`"
+    )
+    parser.add_argument("--questions", type=Path, help='JSON lines {"question": .., "text": ..}')
+    parser.add_argument("--out", type=Path, required=True, help="the checkpoint (.safetensors)")
+    parser.add_argument("--preset", choices=["classic"], default="classic")
+    parser.add_argument("--encoder", default="minilm")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--second-order", action="store_true", help="differentiate through writes")
+    parser.add_argument("--full-turn", action="store_true", help="train the attention too")
+    parser.add_argument("--contrast", type=float, default=1.0, help="weight of the contrastive term")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked."""
+    actions: dict[str, Callable[[argparse.Namespace], dict[str, object]]] = {
+        "stats": _stats,
+        "export": _export,
+        "import": _import,
+        "forget": _forget,
+        "train": _train,
+    }
+    result = actions[args.action](args)
+    if args.json:
+        print(json.dumps(result, ensure_ascii=False))
+    elif result:
+        for name, value in result.items():
+            print(f"{name.replace('_', ' '):<20} {value}")
+    return 0
+
+
+def _stats(args: argparse.Namespace) -> dict[str, object]:
+    with open_memory(args, must_exist=True) as memory:
+        found: dict[str, object] = dict(memory.stats())
+        if args.scopes:
+            found["scope_names"] = memory.store.scopes()
+    return found
+
+
+def _export(args: argparse.Namespace) -> dict[str, object]:
+    from titans.recall import export_records
+
+    with open_memory(args, must_exist=True) as memory:
+        if str(args.file) == "-":
+            export_records(memory, sys.stdout)
+            return {}
+        with args.file.open("w", encoding="utf-8") as file:
+            count = export_records(memory, file)
+    return {"exported": count, "file": str(args.file)}
+
+
+def _import(args: argparse.Namespace) -> dict[str, object]:
+    from titans.recall import import_records
+
+    if str(args.file) == "-":
+        lines = sys.stdin.read().splitlines()
+    else:
+        # By line feed alone: texts may hold other characters that count as line ends.
+        lines = args.file.read_text(encoding="utf-8").split("\n")
+    with open_memory(args) as memory, _Bar("importing", len(lines)) as bar:
+        new = import_records(memory, lines, progress=bar.update)
+    return {"imported": new}
+
+
+def _forget(args: argparse.Namespace) -> dict[str, object]:
+    with open_memory(args, must_exist=True) as memory, _Bar("replaying", None) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done)
+
+        if args.all:
+            done = memory.forget(scope=args.scope)
+        else:
+            done = memory.forget(args.id, before=args.before, progress=progress)
+    return {
+        "forgotten": done.records,
+        "replayed": done.replayed,
+        "seconds": round(done.seconds, 3),
+    }
+
+
+def _train(args: argparse.Namespace) -> dict[str, object]:
+    import torch
+
+    from titans.recall.config import classic
+    from titans.recall.encoder import load_encoder
+    from titans.recall.meta import MetaConfig, load_questions, load_texts, train_checkpoint
+
+    torch.set_num_threads(1)
+    settings = MetaConfig(
+        epochs=args.epochs,
+        learning_rate=args.learning_rate,
+        second_order=args.second_order,
+        full_turn=args.full_turn,
+        contrast=args.contrast,
+        seed=args.seed,
+    )
+    texts = load_texts(args.texts)
+    questions = load_questions(args.questions) if args.questions else []
+    with _Bar("training", None) as bar:
+
+        def progress(done: int, total: int, loss: float) -> None:
+            bar.total = total
+            bar.update(done, f"loss {loss:.4f}")
+
+        report = train_checkpoint(
+            args.out,
+            load_encoder(args.encoder),
+            classic(args.encoder).neural,
+            texts,
+            questions,
+            settings,
+            progress,
+        )
+    return report
+
+
+class _Bar:
+    """A progress bar on stderr, if that is a terminal; else a line at the end."""
+
+    def __init__(self, label: str, total: int | None) -> None:
+        self.label, self.total = label, total
+        self._shown = False
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            print(file=sys.stderr)
+
+    def update(self, done: int, note: str = "") -> None:
+        """Show how far it is."""
+        total = max(self.total or done, 1)
+        if done % max(total // 100, 1) and done != total:
+            return
+        filled = 30 * done // total
+        bar = "#" * filled + "." * (30 - filled)
+        print(f"\r{self.label} [{bar}] {done}/{total} {note}", end="", file=sys.stderr, flush=True)
+        self._shown = True

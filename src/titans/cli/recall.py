@@ -1,0 +1,63 @@
+"""`titans recall QUERY`: what the text memory knows about something."""
+
+import argparse
+import json
+
+from titans.cli.store_options import add_store_options, open_memory
+
+EXAMPLES = """examples:
+  titans recall "What is the dog called?"
+  titans recall "When do we meet?" -k 5 --after 2024-05-01 --speaker Ann --scope work
+  titans recall "dog" --threshold 0.2 --explain --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("query", metavar="QUERY", help="a question or a few words")
+    parser.add_argument("-k", type=int, default=3, help="how many records (3)")
+    parser.add_argument("--before", help="only from before this time (ISO 8601, exclusive)")
+    parser.add_argument("--after", help="only from this time on (ISO 8601, inclusive)")
+    parser.add_argument("--speaker", help="only what this speaker said")
+    parser.add_argument("--threshold", type=float, help="only scores of at least this, in [0, 1]")
+    parser.add_argument("--explain", action="store_true", help="what every feature contributed")
+    add_store_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the records as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the records, best first."""
+    from titans.errors import ConfigError
+
+    with open_memory(args, must_exist=True) as memory:
+        try:
+            found = memory.recall(
+                args.query,
+                args.k,
+                before=args.before,
+                after=args.after,
+                speaker=args.speaker,
+                threshold=args.threshold,
+                explain=args.explain,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    if args.json:
+        print(json.dumps([r.as_dict() for r in found], ensure_ascii=False))
+        return 0
+    if not found:
+        print("nothing found")
+    for r in found:
+        who = f"{r.speaker}: " if r.speaker else ""
+        print(f"{r.score:.2f}  [{r.time:%Y-%m-%d}] {who}{r.passage or r.text}")
+        p = r.parts
+        print(
+            f"      lexical {p.lexical:.2f}, vector {p.vector:.2f}, memory {p.memory:.2f}, "
+            f"recency {p.recency:.2f}  id {r.id}"
+        )
+        if r.succeeded_by:
+            print(f"      updated by {r.succeeded_by}")
+        for name, f in (r.explanation or {}).items():
+            print(f"      {name:<16} {f['value']:7.3f} x {f['weight']:7.3f} = {f['contribution']:7.3f}")
+    return 0

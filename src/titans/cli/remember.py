@@ -1,0 +1,46 @@
+"""`titans remember TEXT`: store a text in the text memory."""
+
+import argparse
+import json
+import sys
+
+from titans.cli.store_options import add_store_options, open_memory
+
+EXAMPLES = """examples:
+  titans remember "My dog is called Rex."
+  titans remember "We meet on Friday." --speaker Ann --time 2024-05-31T14:30 --scope work
+  echo "a text from a pipe" | titans remember - --json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("text", metavar="TEXT", help="what to remember; - reads standard input")
+    parser.add_argument("--speaker", help="who said it")
+    parser.add_argument("--time", help="when, in ISO 8601; without a zone it is UTC (now)")
+    parser.add_argument("--id", help="an id of your own; the same again changes nothing")
+    parser.add_argument("--metadata", type=json.loads, help="a JSON object", metavar="JSON")
+    add_store_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Store the text, say how surprising it was."""
+    text = sys.stdin.read() if args.text == "-" else args.text
+    with open_memory(args) as memory:
+        record = memory.remember(
+            text, speaker=args.speaker, time=args.time, id=args.id, metadata=args.metadata
+        )
+    if args.json:
+        print(json.dumps(record.as_dict(), ensure_ascii=False))
+        return 0
+    known = "" if record.is_new else " (was there already)"
+    print(f"remembered {record.id}{known}")
+    action = "written to the neural memory" if record.written else "not written to the neural memory"
+    print(f"  {action}: {record.reason}")
+    if record.duplicate_of:
+        print(f"  says the same as {record.duplicate_of}")
+    if record.successor_of:
+        print(f"  updates {record.successor_of}")
+    return 0

@@ -1,0 +1,61 @@
+"""Options that every command on a text memory shares: which store, which scope, which encoder."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from titans.recall import TextMemory
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    """Declare --store, --scope, --preset, --encoder and --checkpoint."""
+    parser.add_argument(
+        "--store", type=Path, help="the store's file (TITANS_STORE, else the user's data folder)"
+    )
+    parser.add_argument("--scope", default="default", help="whose memory (default)")
+    parser.add_argument(
+        "--preset", choices=["default", "classic"], help="settings of a new store (default)"
+    )
+    parser.add_argument(
+        "--encoder", help="minilm, hashing, or a Hugging Face model by name or path (minilm)"
+    )
+    parser.add_argument("--checkpoint", help="what `titans memory train` wrote")
+
+
+def default_store() -> Path:
+    """TITANS_STORE, or memory.db in the user's data folder."""
+    chosen = os.environ.get("TITANS_STORE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "titans" / "memory.db"
+
+
+def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextMemory":
+    """The text memory that the options name."""
+    import torch
+
+    from titans.errors import StoreError
+    from titans.recall import TextMemory, preset
+
+    # A second thread makes one short text slower, not faster.
+    torch.set_num_threads(1)
+    path = args.store or default_store()
+    if must_exist and not path.exists():
+        raise StoreError(f"{path} does not exist: nothing was remembered yet (titans remember)")
+    if args.preset is None and args.encoder is None and args.checkpoint is None:
+        return TextMemory(path, args.scope)
+    config = preset(args.preset or "default")
+    if args.encoder:
+        config = config.change(encoder=args.encoder)
+    if args.checkpoint:
+        config = config.change(checkpoint=args.checkpoint)
+    return TextMemory(path, args.scope, config)
