@@ -34,13 +34,13 @@ class RunLog:
     def __init__(self, run: Path, config: LogConfig, *, resume_step: int, settings: object) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self.path = run / LOG_NAME
-        _cut_back(self.path, resume_step)
-        self._file = self.path.open("a")
         self._sinks: list[_Sink] = []
         if config.tensorboard:
             self._sinks.append(_TensorBoard(run / "tensorboard", resume_step))
         if config.wandb_project:
             self._sinks.append(_WandB(config.wandb_project, run, settings))
+        _cut_back(self.path, resume_step)
+        self._file = self.path.open("a")
 
     def write(self, kind: str, step: int, values: Mapping[str, object]) -> Record:
         """Add one record. Numbers that are not finite are written as null."""
