@@ -25,7 +25,7 @@ class GateSettings:
     is never unlearned."""
     momentum_init: float = 0.5
     """Initial eta."""
-    step_init: float = 0.1
+    step_init: float = 0.3
     """Initial theta."""
     step_max: float = 1.0
     """Largest theta."""

@@ -25,8 +25,8 @@ from titans.ops.functional import NetworkMemory
 
 MemoryInit = Literal["learned", "random", "zero_last"]
 
-STABLE = ScanOptions(forget_towards="initial", step_budget=0.9)
-"""The layer's default: stable at every chunk size (docs/decisions/0003-step-budget.md) and never
+STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
+"""The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
 dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
 
 

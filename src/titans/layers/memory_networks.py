@@ -7,6 +7,7 @@ initial weights and the closed form of `ops.chunkwise` does the rest. `GatedMemo
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -41,7 +42,7 @@ class MLP:
         """Random weights `[heads, out, in]` that keep the scale of their input, zero biases."""
         widths = self.widths(head_dim)
         parameters: list[Tensor] = []
-        for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+        for fan_in, fan_out in pairwise(widths):
             parameters.append(torch.randn(num_heads, fan_out, fan_in) * fan_in**-0.5)
             if self.bias:
                 parameters.append(torch.zeros(num_heads, fan_out))

@@ -1,4 +1,4 @@
-"""The state of a `NeuralMemory` layer: the memory, and what its convolutions and gates look back at."""
+"""The state of a `NeuralMemory` layer: the memory, and what convolutions and gates look back at."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

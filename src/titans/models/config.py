@@ -80,7 +80,7 @@ class TitansConfig(PreTrainedConfig):
     """Forgetting (alpha in eq. 13); False: alpha = 0."""
     memory_gates: str = "token"
     """Gates from each token, from a chunk's first token (chunk), or constant."""
-    memory_step_init: float = 0.1
+    memory_step_init: float = 0.3
     """Step size (theta) at the start of training."""
     memory_forget_init: float = 5e-4
     """Forgetting (alpha) at the start; keep its inverse above the lengths trained on."""
@@ -90,7 +90,7 @@ class TitansConfig(PreTrainedConfig):
     """The memory's first weights: learned, random (fixed), or zero_last (learned, last layer 0)."""
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
-    step_budget: float | None = 0.9
+    step_limit: float | None = 1.0
     """Stabiliser: bound on the accumulated step inside a chunk; None: off."""
     memory_gradient: str = "full"
     """Outer gradient through the recurrence: full (second order) or truncated."""

@@ -48,10 +48,15 @@ class Mixer(nn.Module):
     def train(self, mode: bool = True) -> "Mixer":
         """Training and evaluation mode; the write threshold holds outside training only."""
         super().train(mode)
-        if self.memory is not None:
-            threshold = None if mode else self.write_threshold
-            self.memory.options = replace(self.memory.options, write_threshold=threshold)
+        self.set_write_threshold(self.write_threshold)
         return self
+
+    def set_write_threshold(self, threshold: float | None) -> None:
+        """Outside training, write only tokens whose step size reaches this; None: all."""
+        self.write_threshold = threshold
+        if self.memory is not None:
+            acting = None if self.training else threshold
+            self.memory.options = replace(self.memory.options, write_threshold=acting)
 
     def initial_state(self, batch: int) -> BlockState:
         """The state before the first token."""
@@ -106,7 +111,7 @@ def build_memory(config: TitansConfig) -> NeuralMemory:
         init=config.memory_init,  # type: ignore[arg-type]
         options=ScanOptions(
             forget_towards=config.forget_towards,  # type: ignore[arg-type]
-            step_budget=config.step_budget,
+            step_limit=config.step_limit,
             gradient=config.memory_gradient,  # type: ignore[arg-type]
             surprise_threshold=config.surprise_threshold if is_associative else None,
             surprise_measure=config.surprise_measure,  # type: ignore[arg-type]

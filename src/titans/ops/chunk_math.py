@@ -18,7 +18,13 @@ from torch import Tensor
 
 from titans.ops.options import ScanOptions
 
-_silu_backward = torch.ops.aten.silu_backward
+
+def _silu_backward(grad: Tensor, z: Tensor) -> Tensor:
+    """`grad * silu'(z)`: torch's fused kernel, which itself has no derivative, or plain torch."""
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, z)
+    gate = torch.sigmoid(z)
+    return grad * gate * (1 + z * (1 - gate))
 
 
 class Recall(NamedTuple):
@@ -125,13 +131,13 @@ def grad_norm_squared(recall: Recall) -> Tensor:
     return sum(d.square().sum(-1) * a.square().sum(-1) for d, a in pairs)  # type: ignore[return-value]
 
 
-def coefficients(gates: GateValues) -> Coefficients:
-    """Mix the gates of a chunk. Products are taken directly, so gates of exactly 0 and 1 are fine."""
-    keep = 1 - gates.alpha
-    decay, momentum = _running_products(keep), _running_products(gates.eta)
+def coefficients(alpha: Tensor, eta: Tensor, active: Tensor | None) -> Coefficients:
+    """Mix the gates of a chunk; products are taken directly, so exact zeros and ones are fine."""
+    keep = 1 - alpha
+    decay, momentum = _running_products(keep), _running_products(eta)
     beta = decay[..., 0] * keep[:, :1]
-    carry = momentum[..., 0] * gates.eta[:, :1]
-    added = decay if gates.active is None else decay * gates.active[:, None, :]
+    carry = momentum[..., 0] * eta[:, :1]
+    added = decay if active is None else decay * active[:, None, :]
     mix = torch.bmm(added, momentum)
     u = torch.bmm(added, carry[..., None]).squeeze(-1)
     return Coefficients(decay, momentum, mix, beta, carry, u)
@@ -367,10 +373,7 @@ def recall_keys_backward(
         if keep_start:
             weights.insert(0, torch.bmm(grad.mT, recall.inputs[layer]))
         d_a = torch.baddbmm(d_inputs[layer], grad, start[layer])[..., : widths[layer]]
-        if layer:
-            grad = d_pre[layer - 1] + _silu_backward(d_a, recall.pre[layer - 1])
-        else:
-            grad = d_a
+        grad = d_pre[layer - 1] + _silu_backward(d_a, recall.pre[layer - 1]) if layer else d_a
     if keep_start:
         for layer in range(depth - 1):
             weights[layer + 1][..., : widths[layer + 1]] += d_start[layer]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from titans.ops import chunk_math as cm
 from titans.ops.options import ScanOptions
-from titans.ops.write_control import apply_verdict, apply_verdict_backward, judge_writes
+from titans.ops.write_control import judge_writes, project_on_gradients, stabilise
 
 TOKENS_PER_BORDER = 16
 """Borders are kept at least this many tokens apart; between them, small chunks are replayed."""
@@ -67,7 +67,10 @@ class ChunkResult(NamedTuple):
 
     outputs: Tensor
     packed: list[Tensor]
-    load: Tensor
+    active: Tensor | None
+    """Which tokens were not no-ops after all; None if none was."""
+    scale: Tensor | None
+    """The factor on theta that clipping, thresholds and the stabiliser came to."""
     loss: Tensor | None
     grad_norm: Tensor | None
 
@@ -78,9 +81,15 @@ def chunk_start(packed: list[Tensor], base: list[Tensor] | None) -> list[Tensor]
     return weights if base is None else [w + b for w, b in zip(weights, base, strict=True)]
 
 
+def acting_gates(tokens: Tokens, active: Tensor | None) -> tuple[Tensor, Tensor]:
+    """alpha and eta, neutral (0 and 1) where a token is a no-op."""
+    if active is None:
+        return tokens.alpha, tokens.eta
+    return tokens.alpha * active, 1 - (1 - tokens.eta) * active
+
+
 def chunk_forward(
     tokens: Tokens,
-    load: Tensor,
     packed: list[Tensor],
     start: list[Tensor] | None,
     base: list[Tensor] | None,
@@ -92,71 +101,88 @@ def chunk_forward(
         start = chunk_start(packed, base)
     recall = cm.recall_keys(tokens.keys, tokens.values, start, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
-    gates, load = apply_verdict(tokens.alpha, tokens.eta, tokens.theta, load, verdict, options)
-    mixed = cm.coefficients(gates)
-    rows = cm.read_rows(mixed, gates.theta, options)
+    alpha, eta = acting_gates(tokens, verdict.active)
+    mixed = cm.coefficients(alpha, eta, verdict.active)
+    scale, squared = verdict.scale, verdict.grad_norm_squared
+    theta = tokens.theta if scale is None else tokens.theta * scale
+    if options.step_limit is not None:
+        assert squared is not None
+        moved = project_on_gradients(recall, packed, start, base)
+        factor = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
+        scale = factor if scale is None else scale * factor
+        theta = theta * factor
+    rows = cm.read_rows(mixed, theta, options)
     read = cm.read_memory(tokens.queries, recall, rows, packed, base, biased)
     outputs = read.pre[-1] + tokens.queries if options.residual else read.pre[-1]
-    after = cm.carry_state(packed, recall, mixed, gates.theta)
-    return ChunkResult(outputs, after, load, verdict.loss, verdict.grad_norm)
+    after = cm.carry_state(packed, recall, mixed, theta)
+    norm = squared.sqrt() if plan.want_surprise and squared is not None else None
+    return ChunkResult(outputs, after, verdict.active, scale, verdict.loss, norm)
 
 
 class ChunkGrads(NamedTuple):
     """The derivative of `chunk_forward`."""
 
     tokens: Tokens
-    load: Tensor
     packed: list[Tensor]
     start: list[Tensor] | None
     base: list[Tensor] | None
 
 
+class Incoming(NamedTuple):
+    """Derivatives by what a chunk gave out."""
+
+    outputs: Tensor
+    loss: Tensor | None
+    packed: list[Tensor]
+    start: list[Tensor] | None
+    """By the chunk's start weights, where they left the scan as part of an open chunk."""
+
+
 def chunk_backward(
-    grad_outputs: Tensor,
-    grad_loss: Tensor | None,
-    grad_packed: list[Tensor],
-    grad_load: Tensor,
-    grad_start: list[Tensor] | None,
+    grads: Incoming,
     tokens: Tokens,
-    load: Tensor,
+    scale: Tensor | None,
     packed: list[Tensor],
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
 ) -> ChunkGrads:
-    """Recompute one chunk from its border and carry derivatives back through it."""
+    """Recompute one chunk from its border and carry derivatives back through it.
+
+    `tokens.active` and `scale` are those that `chunk_forward` arrived at.
+    """
     biased, options = list(plan.biased), plan.options
     fresh = start is None
     if start is None:
         start = chunk_start(packed, base)
     recall = cm.recall_keys(tokens.keys, tokens.values, start, biased, options)
-    verdict = judge_writes(recall, tokens.active, options, False)
-    gates, _ = apply_verdict(tokens.alpha, tokens.eta, tokens.theta, load, verdict, options)
-    mixed = cm.coefficients(gates)
-    rows = cm.read_rows(mixed, gates.theta, options)
+    alpha, eta = acting_gates(tokens, tokens.active)
+    theta = tokens.theta if scale is None else tokens.theta * scale
+    mixed = cm.coefficients(alpha, eta, tokens.active)
+    rows = cm.read_rows(mixed, theta, options)
     read = cm.read_memory(tokens.queries, recall, rows, packed, base, biased)
 
-    by_read = cm.read_memory_backward(grad_outputs, read, recall, rows, packed, base, biased)
-    by_carry = cm.carry_state_backward(grad_packed, packed, recall, mixed, gates.theta)
+    by_read = cm.read_memory_backward(grads.outputs, read, recall, rows, packed, base, biased)
+    by_carry = cm.carry_state_backward(grads.packed, packed, recall, mixed, theta)
     by_recall = cm.recall_keys_backward(
         [a.add_(b) for a, b in zip(by_read.inputs, by_carry.inputs, strict=True)],
         [a.add_(b) for a, b in zip(by_read.deltas, by_carry.deltas, strict=True)],
-        grad_loss,
+        grads.loss,
         recall,
         start,
         biased,
         options,
     )
-    by_gates = _gates_backward(by_read.rows, by_carry, gates, mixed, options)
-    d_alpha, d_eta, d_theta, d_load = apply_verdict_backward(
-        (tokens.alpha, tokens.eta, tokens.theta, load),
-        (*by_gates, grad_load),
-        verdict,
-        options,
+    d_alpha, d_eta, d_theta = _gates_backward(
+        by_read.rows, by_carry, cm.GateValues(alpha, eta, theta, tokens.active), mixed, options
     )
+    if tokens.active is not None:
+        d_alpha, d_eta = d_alpha * tokens.active, d_eta * tokens.active
+    if scale is not None:
+        d_theta = d_theta * scale
 
     d_packed = [a.add_(b) for a, b in zip(by_read.packed, by_carry.packed, strict=True)]
-    d_start = _sum_lists(by_recall.start, grad_start)
+    d_start = _sum_lists(by_recall.start, grads.start)
     d_base = by_read.base
     if fresh and d_start is not None:
         for whole, part in zip(d_packed, d_start, strict=True):
@@ -164,10 +190,9 @@ def chunk_backward(
         if d_base is not None:
             d_base = [a + b for a, b in zip(d_base, d_start, strict=True)]
         d_start = None
-    d_queries = by_read.queries + grad_outputs if options.residual else by_read.queries
+    d_queries = by_read.queries + grads.outputs if options.residual else by_read.queries
     return ChunkGrads(
         Tokens(d_queries, by_recall.keys, by_recall.values, d_alpha, d_eta, d_theta, None),
-        d_load,
         d_packed,
         d_start,
         d_base,
@@ -223,133 +248,126 @@ def _chunk_functions(
 class ChunkScan(torch.autograd.Function):
     """All pieces of a plan, one after the other.
 
-    Inputs after the plan: the seven `Tokens`, the load, then per layer the packed weights and
-    momentum, the open chunk's start weights (if resumed), the initial weights (if they matter).
-    Outputs: outputs, loss, grad_norm, load, then per layer the packed memory after the last
-    token and the weights at the start of the last piece.
+    Inputs after the plan: the seven `Tokens`, then per layer the packed weights and momentum,
+    the open chunk's start weights (if resumed), the initial weights (if they matter).
+    Outputs: outputs, loss, grad_norm, then per layer the packed memory after the last token and
+    the weights at the start of the last piece.
     """
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:  # noqa: D102
-        tokens, load, packed, start, base = _unpack(plan, tensors)
+        tokens, packed, start, base = _unpack(plan, tensors)
         run, _ = _chunk_functions(plan.options)
-        outputs, losses, norms = [], [], []
-        borders, since_border = [], TOKENS_PER_BORDER
-        begin = 0
-        last_start = start
+        results: list[ChunkResult] = []
+        borders: list[Border] = []
+        begin, since_border = 0, TOKENS_PER_BORDER
+        given: list[Tensor] | None = None
         for index, length in enumerate(plan.pieces):
-            if since_border >= TOKENS_PER_BORDER or index < 2:
-                borders.append((index, begin, packed))
+            if since_border >= TOKENS_PER_BORDER:
+                borders.append(Border(index, begin, packed))
                 since_border = 0
             since_border += length
-            first = index == 0
-            given = start if first and plan.resumed else None
-            last_start = given
-            fresh_load = load if first else torch.zeros_like(load)
+            given = start if index == 0 and plan.resumed else None
             before = packed
-            result = run(tokens.slice(begin, begin + length), fresh_load, packed, given, base, plan)
-            packed, load = result.packed, result.load
-            outputs.append(result.outputs)
-            if plan.want_surprise:
-                losses.append(result.loss)
-                norms.append(result.grad_norm)
-            begin += length
-            if index == len(plan.pieces) - 1 and last_start is None:
-                last_start = [w.clone() for w in chunk_start(before, base)]
-        assert last_start is not None
-        if last_start is start:
-            last_start = [w.clone() for w in last_start]
+            result = run(tokens.slice(begin, begin + length), packed, given, base, plan)
+            results.append(result._replace(packed=[]))
+            packed, begin = result.packed, begin + length
+        last_start = chunk_start(before, base) if given is None else given
         ctx.plan, ctx.borders = plan, borders
+        ctx.judged = [(r.active, r.scale) for r in results]
         ctx.save_for_backward(*tensors)
-        output = torch.cat(outputs, dim=1)
-        empty = output.new_zeros(0)
-        loss = torch.cat(losses, dim=1) if losses else empty
-        norm = torch.cat(norms, dim=1) if norms else empty.clone()
-        ctx.mark_non_differentiable(norm)
         ctx.set_materialize_grads(False)
-        return output, loss, norm, load, *packed, *last_start
+        output = torch.cat([r.outputs for r in results], dim=1)
+        loss = norm = output.new_zeros(0)
+        if plan.want_surprise:
+            loss = torch.cat([r.loss for r in results if r.loss is not None], dim=1)
+            norm = torch.cat([r.grad_norm for r in results if r.grad_norm is not None], dim=1)
+        norm = norm.clone()
+        ctx.mark_non_differentiable(norm)
+        return output, loss, norm, *packed, *(w.clone() for w in last_start)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: D102
         plan: Plan = ctx.plan
-        tokens, load, packed, start, base = _unpack(plan, ctx.saved_tensors)
+        tokens, packed, start, base = _unpack(plan, ctx.saved_tensors)
         run, run_backward = _chunk_functions(plan.options)
-        d_outputs, d_loss, _, d_load = grads[:4]
-        d_packed = _or_zeros(grads[4 : 4 + plan.depth], packed)
-        d_last_start = _or_none(grads[4 + plan.depth :], chunk_start(packed, base))
-        d_load = torch.zeros_like(load) if d_load is None else d_load
+        d_outputs, d_loss = grads[:2]
+        d_packed = _or_zeros(grads[3 : 3 + plan.depth], packed)
+        d_start = _or_none(grads[3 + plan.depth :], chunk_start(packed, base))
         if d_outputs is None:
-            shape = (*tokens.values.shape[:2], tokens.values.shape[-1])
-            d_outputs = tokens.values.new_zeros(shape)
-        d_tokens = [torch.empty_like(t) for t in tokens[:6]]
+            d_outputs = torch.zeros_like(tokens.values)
+        d_tokens = [torch.empty_like(t) for t in tokens[:6]]  # type: ignore[arg-type]
         d_base = [torch.zeros_like(b) for b in base] if base is not None else None
-        d_start: list[Tensor] | None = None
-        final = len(plan.pieces) - 1
-        end = tokens.keys.shape[1]
-        zero_load = torch.zeros_like(load)
-        for number in range(len(ctx.borders) - 1, -1, -1):
-            index, begin, memory = ctx.borders[number]
-            stop = ctx.borders[number + 1][0] if number + 1 < len(ctx.borders) else final + 1
-            # Replay from the border to every chunk of this stretch.
-            memories = [memory]
-            at = begin
-            for piece in range(index, stop - 1):
-                part = tokens.slice(at, at + plan.pieces[piece])
-                first = piece == 0
-                result = run(
-                    part,
-                    load if first else zero_load,
-                    memories[-1],
-                    start if first and plan.resumed else None,
-                    base,
-                    plan,
-                )
-                memories.append(result.packed)
-                at += plan.pieces[piece]
-            for piece in range(stop - 1, index - 1, -1):
+        end, stop = tokens.keys.shape[1], len(plan.pieces)
+        for border in reversed(ctx.borders):
+            memories = _replay(border, stop, tokens, start, base, plan, run)
+            for piece in range(stop - 1, border.piece - 1, -1):
                 begin = end - plan.pieces[piece]
-                first = piece == 0
-                resumed = first and plan.resumed
+                active, scale = ctx.judged[piece]
+                by_loss = d_loss[:, begin:end] if d_loss is not None and d_loss.numel() else None
+                last = piece == len(plan.pieces) - 1
                 found = run_backward(
-                    d_outputs[:, begin:end],
-                    d_loss[:, begin:end] if d_loss is not None and plan.want_surprise else None,
-                    d_packed,
-                    d_load if piece == final else zero_load,
-                    d_last_start if piece == final else None,
-                    tokens.slice(begin, end),
-                    load if first else zero_load,
-                    memories[piece - index],
-                    start if resumed else None,
+                    Incoming(d_outputs[:, begin:end], by_loss, d_packed, d_start if last else None),
+                    tokens.slice(begin, end)._replace(active=active),
+                    scale,
+                    memories[piece - border.piece],
+                    start if piece == 0 and plan.resumed else None,
                     base,
                     plan,
                 )
                 for whole, part in zip(d_tokens, found.tokens[:6], strict=True):
-                    whole[:, begin:end] = part
-                d_packed = found.packed
+                    whole[:, begin:end] = part  # type: ignore[assignment]
+                d_packed, end = found.packed, begin
                 if d_base is not None and found.base is not None:
                     d_base = [a.add_(b) for a, b in zip(d_base, found.base, strict=True)]
-                if first:
-                    d_load_in = found.load
-                    d_start = found.start
-                end = begin
-        out: list[Tensor | None] = [None, *d_tokens, None, d_load_in, *d_packed]
-        if plan.resumed:
-            out += d_start if d_start is not None else [None] * plan.depth
-        if plan.has_base:
-            out += d_base if d_base is not None else []
-        return tuple(out)
+            stop = border.piece
+        d_first = found.start if found.start is not None else [None] * plan.depth
+        return (
+            None,
+            *d_tokens,
+            None,
+            *d_packed,
+            *(d_first if plan.resumed else []),
+            *(d_base or []),
+        )
+
+
+class Border(NamedTuple):
+    """The memory as it stood before a piece."""
+
+    piece: int
+    begin: int
+    packed: list[Tensor]
+
+
+def _replay(
+    border: Border,
+    stop: int,
+    tokens: Tokens,
+    start: list[Tensor] | None,
+    base: list[Tensor] | None,
+    plan: Plan,
+    run: Callable[..., ChunkResult],
+) -> list[list[Tensor]]:
+    """The memory before each piece from a border up to `stop`."""
+    memories, begin = [border.packed], border.begin
+    for piece in range(border.piece, stop - 1):
+        part = tokens.slice(begin, begin + plan.pieces[piece])
+        given = start if piece == 0 and plan.resumed else None
+        memories.append(run(part, memories[-1], given, base, plan).packed)
+        begin += plan.pieces[piece]
+    return memories
 
 
 def _unpack(
     plan: Plan, tensors: tuple[Tensor | None, ...]
-) -> tuple[Tokens, Tensor, list[Tensor], list[Tensor] | None, list[Tensor] | None]:
-    tokens, load, rest = Tokens(*tensors[:7]), tensors[7], list(tensors[8:])  # type: ignore[arg-type]
-    depth = plan.depth
+) -> tuple[Tokens, list[Tensor], list[Tensor] | None, list[Tensor] | None]:
+    tokens, rest, depth = Tokens(*tensors[:7]), list(tensors[7:]), plan.depth  # type: ignore[arg-type]
     packed = rest[:depth]
     start = rest[depth : 2 * depth] if plan.resumed else None
     base = rest[-depth:] if plan.has_base else None
-    return tokens, load, packed, start, base  # type: ignore[return-value]
+    return tokens, packed, start, base  # type: ignore[return-value]
 
 
 def _or_zeros(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> list[Tensor]:

@@ -95,13 +95,10 @@ class _Run:
         time = tokens[0].shape[1]
         offset = int(state.position[0]) % self.chunk_size
         pieces = _cut(time, offset, self.chunk_size)
-        outputs, surprise, state, start, load = self._scan(
-            tokens, active, state, pieces, offset > 0
-        )
+        outputs, surprise, state, start = self._scan(tokens, active, state, pieces, offset > 0)
         closed = (offset + time) % self.chunk_size == 0
         state = state.replace(
             chunk_weights=state.weights if closed else start,
-            step_load=torch.zeros_like(load) if closed else load,
             position=state.position + time,
         )
         return outputs, surprise, state
@@ -114,30 +111,26 @@ class _Run:
         valid = rows.valid[..., None].to(tokens[0].dtype)
         active = valid.expand_as(aligned[3]) if active is None else rows.align(active) * valid
         open_rows = rows.offset > 0
-        final_start, final_load = state.chunk_weights, state.step_load
+        final_start = state.chunk_weights
         current = state.replace(
-            chunk_weights=_rows_where(open_rows, state.chunk_weights, state.weights),
-            step_load=torch.where(open_rows[:, None], state.step_load, 0.0),
+            chunk_weights=_rows_where(open_rows, state.chunk_weights, state.weights)
         )
         outputs, losses, norms = [], [], []
         for chunk, begin in enumerate(range(0, rows.width, self.chunk_size)):
             end = min(begin + self.chunk_size, rows.width)
             part = [t[:, begin:end] for t in aligned]
             resumed = chunk == 0 and bool(open_rows.any())
-            output, surprise, current, start, load = self._scan(
+            output, surprise, current, start = self._scan(
                 part, active[:, begin:end], current, (end - begin,), resumed
             )
             ends_here = rows.last_chunk == chunk
             final_start = _rows_where(ends_here, start, final_start)
-            final_load = torch.where(ends_here[:, None], load, final_load)
-            current = current.replace(step_load=torch.zeros_like(load))
             outputs.append(output)
             losses.append(surprise.loss)
             norms.append(surprise.grad_norm)
         closed = rows.closed
         state = current.replace(
             chunk_weights=_rows_where(closed, current.weights, final_start),
-            step_load=torch.where(closed[:, None], 0.0, final_load),
             position=state.position + rows.count,
         )
         surprise = Surprise(*(rows.restore(torch.cat(s, dim=1)) for s in (losses, norms)))
@@ -150,18 +143,17 @@ class _Run:
         state: MemoryState,
         pieces: tuple[int, ...],
         resumed: bool,
-    ) -> tuple[Tensor, Surprise, MemoryState, tuple[Tensor, ...], Tensor]:
-        """Run pieces of aligned rows; also give the last piece's start weights and the load."""
+    ) -> tuple[Tensor, Surprise, MemoryState, tuple[Tensor, ...]]:
+        """Run pieces of aligned rows; also give the weights at the start of the last one."""
         batch, biased = state.batch, bias_pattern(state.weights)
         base = stack(state.initial_weights) if self.options.forget_towards == "initial" else None
         plan = Plan(pieces, biased, resumed, self.want_surprise, self.options)
         arguments = [to_rows(t) for t in tokens]
         arguments.append(None if active is None else to_rows(active))  # type: ignore[arg-type]
-        load = state.step_load if resumed else torch.zeros_like(state.step_load)
-        arguments += [load.flatten(), *pack(state, base)]
+        arguments += pack(state, base)
         arguments += stack(state.chunk_weights) if resumed else []
         arguments += base or []
-        output, loss, norm, load, *memory = ChunkScan.apply(plan, *arguments)  # type: ignore[misc]
+        output, loss, norm, *memory = ChunkScan.apply(plan, *arguments)  # type: ignore[misc]
         weights, momentum = unpack(memory[: len(biased)], base)
         start = unstack(memory[len(biased) :], biased, batch)
         state = state.replace(
@@ -170,7 +162,7 @@ class _Run:
         if not self.want_surprise:
             loss = norm = output.new_zeros(output.shape[:2])
         surprise = Surprise(from_rows(loss, batch), from_rows(norm, batch))
-        return from_rows(output, batch), surprise, state, start, load.unflatten(0, (batch, -1))
+        return from_rows(output, batch), surprise, state, start
 
 
 def _cut(time: int, offset: int, chunk_size: int) -> tuple[int, ...]:

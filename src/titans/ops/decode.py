@@ -9,11 +9,11 @@ from torch import Tensor
 
 from titans.ops import chunk_math as cm
 from titans.ops.checks import check_scan
-from titans.ops.layout import bias_pattern, stack, unstack
+from titans.ops.layout import bias_pattern, pack, stack, unstack
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
 from titans.ops.state import Gates, MemoryState, Surprise
-from titans.ops.write_control import apply_verdict, judge_writes
+from titans.ops.write_control import Verdict, judge_writes, project_on_gradients, stabilise
 
 
 @torch.compiler.disable
@@ -72,32 +72,28 @@ def _absorb(
     batch, heads = state.batch, state.num_heads
     biased = bias_pattern(state.weights)
     opens = state.position % chunk_size == 0
-    chunk_weights, load = state.chunk_weights, state.step_load
-    if bool(opens.all()):
-        chunk_weights, load = state.weights, torch.zeros_like(load)
-    elif bool(opens.any()):
-        chunk_weights = _choose(opens, state.weights, chunk_weights)
-        load = torch.where(opens[:, None], 0.0, load)
-
+    chunk_weights = _choose(opens, state.weights, state.chunk_weights)
     start = stack(chunk_weights)
     if options.gradient == "truncated":
         start = [w.detach() for w in start]
     recall = cm.recall_keys(key[:, None], value[:, None], start, list(biased), options)
     active = _active(theta, mask, write_mask, heads, options)
+    alpha, eta, theta = (g[:, None] for g in (alpha, eta, theta))
     with torch.no_grad():
         verdict = judge_writes(recall, active, options, want_surprise=True)
-    acting, load_after = apply_verdict(
-        alpha[:, None], eta[:, None], theta[:, None], load.flatten(), verdict, options
-    )
-    load_after = load_after.unflatten(0, (batch, heads))
+        scale = _factor((alpha, eta, theta), verdict, recall, start, state, options)
+    acting = verdict.active
+    if acting is not None:
+        alpha, eta = alpha * acting, 1 - (1 - eta) * acting
+    theta = theta if scale is None else theta * scale
 
-    weights, momentum = _write(state, recall, acting, options)
+    weights, momentum = _write(state, recall, (alpha, eta, theta), acting, options)
     read_from = weights if options.read == "after" else stack(state.weights)
     output = apply_layers(query[:, None], read_from, biased)[:, 0]
     output = (output + query if options.residual else output).unflatten(0, (batch, heads))
     loss = cm.loss_value(recall.residue, options).view(batch, heads)
-    assert verdict.grad_norm is not None
-    norm = verdict.grad_norm.view(batch, heads)
+    assert verdict.grad_norm_squared is not None
+    norm = verdict.grad_norm_squared.sqrt().view(batch, heads)
 
     new_weights = unstack(weights, biased, batch)
     closes = (state.position + 1) % chunk_size == 0
@@ -105,7 +101,6 @@ def _absorb(
         weights=new_weights,
         momentum=unstack(momentum, biased, batch),
         chunk_weights=_choose(closes, new_weights, chunk_weights),
-        step_load=torch.where(closes[:, None], 0.0, load_after),
         position=state.position + 1,
     )
     if mask is not None and not bool(mask.all()):
@@ -115,11 +110,37 @@ def _absorb(
     return output, Surprise(loss, norm), after
 
 
+def _factor(
+    gates: tuple[Tensor, Tensor, Tensor],
+    verdict: Verdict,
+    recall: cm.Recall,
+    start: list[Tensor],
+    state: MemoryState,
+    options: ScanOptions,
+) -> Tensor | None:
+    """All factors on theta together."""
+    scale = verdict.scale
+    if options.step_limit is None:
+        return scale
+    alpha, eta, theta = gates
+    base = stack(state.initial_weights) if options.forget_towards == "initial" else None
+    assert verdict.grad_norm_squared is not None
+    mixed = cm.coefficients(alpha, eta, None)
+    moved = project_on_gradients(recall, pack(state, base), start, base)
+    theta = theta if scale is None else theta * scale
+    factor = stabilise(eta, theta, verdict.grad_norm_squared, recall, mixed, moved, options)
+    return factor if scale is None else scale * factor
+
+
 def _write(
-    state: MemoryState, recall: cm.Recall, gates: cm.GateValues, options: ScanOptions
+    state: MemoryState,
+    recall: cm.Recall,
+    gates: tuple[Tensor, Tensor, Tensor],
+    active: Tensor | None,
+    options: ScanOptions,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Eq. 13 and 14 on explicit matrices."""
-    alpha, eta, theta = (g[..., None] for g in gates[:3])
+    alpha, eta, theta = (g[..., None] for g in gates)
     pairs = zip(
         stack(state.weights),
         stack(state.momentum),
@@ -132,7 +153,7 @@ def _write(
     for w, s, w0, delta, a in pairs:
         pushed = torch.baddbmm(s * eta, (delta * theta).mT, a, alpha=-1)
         moved = torch.addcmul(w, w if options.forget_towards == "zero" else w - w0, alpha, value=-1)
-        added = pushed if gates.active is None else pushed * gates.active[..., None]
+        added = pushed if active is None else pushed * active[..., None]
         weights.append(moved + added)
         momentum.append(pushed)
     return weights, momentum

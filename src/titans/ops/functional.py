@@ -19,7 +19,7 @@ from titans.ops.options import ScanOptions
 from titans.ops.ragged import align_rows
 from titans.ops.scan import associative_scan
 from titans.ops.state import Gates, MemoryState, Surprise
-from titans.ops.write_control import LONGEST_MOMENTUM
+from titans.ops.write_control import momentum_allowance
 
 
 class NetworkMemory:
@@ -136,9 +136,7 @@ class _Chunks:
         momentum = [s.flatten(0, 1) for s in state.momentum]
         base = [w.flatten(0, 1) for w in state.initial_weights]
         held = [w.flatten(0, 1) for w in state.chunk_weights]
-        held_load = state.step_load.flatten()
         start = _where(opened, held, weights)
-        load = torch.where(opened, held_load, 0.0)
         last_chunk = torch.where(
             self.count > 0, (self.offset + self.count - 1) // self.chunk_size, -1
         ).repeat_interleave(heads)
@@ -149,13 +147,12 @@ class _Chunks:
             part = [to_rows(t[:, begin : begin + size]) for t in tokens]
             acts = to_rows(active[:, begin : begin + size])
             if chunk:
-                start, load = weights, torch.zeros_like(load)
-            output, loss, norm, weights, momentum, load = self._chunk(
-                part, acts, weights, momentum, start, base, load
+                start = weights
+            output, loss, norm, weights, momentum = self._chunk(
+                part, acts, weights, momentum, start, base
             )
             ends = last_chunk == chunk
             held = _where(ends, start, held)
-            held_load = torch.where(ends, load, held_load)
             outputs.append(output)
             losses.append(loss)
             norms.append(norm)
@@ -168,7 +165,6 @@ class _Chunks:
             momentum=_rows(momentum, batch),
             chunk_weights=_rows(_where(closed, weights, held), batch),
             initial_weights=state.initial_weights,
-            step_load=torch.where(closed, 0.0, held_load).unflatten(0, (batch, -1)),
             position=state.position + self.count,
         )
         joined = [from_rows(torch.cat(x, dim=1), batch) for x in (outputs, losses, norms)]
@@ -184,17 +180,21 @@ class _Chunks:
         momentum: list[Tensor],
         start: list[Tensor],
         base: list[Tensor],
-        load: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor], Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
         queries, keys, values, alpha, eta, theta = part
         options = self.options
         gradients, loss, error = self._gradients(keys, values, start)
         flat = [g.detach().flatten(2) for g in gradients]
         norm = sum(g.square().sum(-1) for g in flat).sqrt()  # type: ignore[union-attr]
-        theta, active, load = self._control(theta, eta, active, loss, norm, error, load)
+        theta, active = self._control(theta, active, loss, norm)
         alpha = torch.where(active, alpha, 0.0)
         eta = torch.where(active, eta, 1.0)
         added = active.to(alpha.dtype)
+        if options.step_limit is not None:
+            with torch.no_grad():
+                memory = (weights, momentum, start, base)
+                factor = self._stabilise((alpha, eta, theta, added), flat, error, memory)
+            theta = theta * factor
 
         steps, states, momenta = [], [], []
         for w, s, w0, g in zip(weights, momentum, base, gradients, strict=True):
@@ -216,7 +216,7 @@ class _Chunks:
         output = vmap(vmap(self.network.apply))(tuple(steps), queries)
         if options.residual:
             output = output + queries
-        return output, loss, norm, states, momenta, load
+        return output, loss, norm, states, momenta
 
     def _gradients(
         self, keys: Tensor, values: Tensor, start: list[Tensor]
@@ -239,16 +239,9 @@ class _Chunks:
         return gradients, loss, slope
 
     def _control(
-        self,
-        theta: Tensor,
-        eta: Tensor,
-        active: Tensor,
-        loss: Tensor,
-        norm: Tensor,
-        error: Tensor,
-        load: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Thresholds, clipping and the step budget (`ops.write_control`, which see)."""
+        self, theta: Tensor, active: Tensor, loss: Tensor, norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Thresholds and clipping."""
         options, tiny = self.options, torch.finfo(norm.dtype).tiny
         if options.surprise_threshold is not None:
             measure = loss.detach() if options.surprise_measure == "loss" else norm
@@ -258,15 +251,35 @@ class _Chunks:
                 active = active & surprised
         if options.max_grad_norm is not None:
             theta = theta * (options.max_grad_norm / norm.clamp_min(tiny)).clamp_max(1.0)
-        theta = torch.where(active, theta, 0.0)
-        if options.step_budget is not None:
-            gain = 2 * norm.square() / error.square().sum(-1).clamp_min(tiny)
-            request = theta * gain / (1 - eta).clamp_min(LONGEST_MOMENTUM)
-            total = load[:, None] + request.cumsum(-1)
-            budget = options.step_budget
-            theta = theta / ((1 + (total - request) / budget) * (1 + total / budget))
-            load = total[:, -1]
-        return theta, active, load
+        return torch.where(active, theta, 0.0), active
+
+    def _stabilise(
+        self,
+        gates: tuple[Tensor, Tensor, Tensor, Tensor],
+        flat: list[Tensor],
+        error: Tensor,
+        memory: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
+    ) -> Tensor:
+        """The stabiliser's factor on theta, token by token (`ops.reference` defines it)."""
+        assert self.options.step_limit is not None
+        alpha, eta, theta, added = gates
+        tiny = torch.finfo(theta.dtype).tiny
+        gradient = torch.cat(flat, dim=-1)
+        w, s, start, base = (torch.cat([t.flatten(1) for t in part], dim=-1) for part in memory)
+        rest = base if self.options.forget_towards == "initial" else torch.zeros_like(base)
+        by_size = 2 / error.square().sum(-1).clamp_min(tiny)
+        gain = gradient.square().sum(-1) * by_size
+        largest = self.options.step_limit * momentum_allowance(eta)
+        limit = (largest / (theta * gain).clamp_min(tiny)).clamp_max(1.0)
+        factors = []
+        for t in range(theta.shape[1]):
+            keep, hold = 1 - alpha[:, t, None], eta[:, t, None]
+            before = rest + keep * (w - rest) + hold * s
+            moved = (gradient[:, t] * (before - start)).sum(-1)
+            factors.append(limit[:, t] * (1 + moved * by_size[:, t]))
+            s = hold * s - (theta[:, t] * factors[-1])[:, None] * gradient[:, t]
+            w = rest + keep * (w - rest) + added[:, t, None] * s
+        return torch.stack(factors, dim=1)
 
 
 def _where(rows: Tensor, yes: Sequence[Tensor], no: Sequence[Tensor]) -> list[Tensor]:

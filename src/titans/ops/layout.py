@@ -11,7 +11,7 @@ from titans.ops.state import MemoryState
 
 
 def bias_pattern(parameters: tuple[Tensor, ...]) -> tuple[bool, ...]:
-    """Per layer: is there a bias? Weights are `[batch heads out in]`, biases `[batch heads out]`."""
+    """Per layer: is there a bias? Weights are `[batch heads out in]`, biases have no `in`."""
     pattern: list[bool] = []
     for parameter in parameters:
         if parameter.ndim == 4:

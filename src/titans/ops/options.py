@@ -14,9 +14,9 @@ SurpriseMeasure = Literal["loss", "grad_norm"]
 class ScanOptions:
     """Options of `scan_memory`. The defaults add nothing to the paper's recurrence (eq. 12 to 15).
 
-    Factors that scale a write (clipping, thresholds, the gain inside the step budget) are
-    constants for the outer gradient: it flows through the gates, keys and values, not through
-    the norms that the factors are computed from.
+    Factors that scale a write (clipping, thresholds, the stabiliser) are constants for the outer
+    gradient: it flows through the gates, keys and values that they scale, not through the norms
+    and products that they are computed from.
     """
 
     loss: InnerLoss = "l2"
@@ -39,8 +39,9 @@ class ScanOptions:
     """A token below `surprise_threshold` is a full no-op: nothing is forgotten either."""
     write_threshold: float | None = None
     """A token whose step size (theta) is below this is a full no-op."""
-    step_budget: float | None = None
-    """Stabiliser: bound on the accumulated relative step within a chunk (docs/decisions)."""
+    step_limit: float | None = None
+    """Stabiliser. A write undoes at most this share of its own error, and only what the writes
+    before it in its chunk have left of that error (docs/decisions/0003-stabiliser.md)."""
     read: ReadOrder = "after"
     """Read each token after its own write (eq. 15) or before it."""
     gradient: GradientMode = "full"
@@ -58,7 +59,7 @@ class ScanOptions:
         _one_of("surprise_measure", self.surprise_measure, ("loss", "grad_norm"))
         _positive("huber_delta", self.huber_delta)
         _positive("max_grad_norm", self.max_grad_norm)
-        _positive("step_budget", self.step_budget)
+        _positive("step_limit", self.step_limit)
         if self.lp_power < 1:
             raise ValueError(f"lp_power must be at least 1, got {self.lp_power}")
         if self.skip_unsurprising and self.surprise_threshold is None:

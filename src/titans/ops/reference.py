@@ -73,7 +73,6 @@ def _absorb(
     # A real token that stands on a chunk border opens a new chunk.
     opens = real & (state.position % chunk_size == 0)
     start = _where(opens, state.weights, state.chunk_weights)
-    load = torch.where(opens[:, None], torch.zeros_like(state.step_load), state.step_load)
 
     loss, gradient, error = _surprise(key, value, start, options)
     norm = torch.sqrt(sum(g.flatten(2).square().sum(-1) for g in gradient)).detach()
@@ -91,14 +90,8 @@ def _absorb(
     if options.max_grad_norm is not None:
         tiny = torch.finfo(norm.dtype).tiny
         theta = theta * (options.max_grad_norm / norm.clamp_min(tiny)).clamp_max(1.0)
-    if options.step_budget is not None:
-        room = options.step_budget
-        tiny = torch.finfo(norm.dtype).tiny
-        gain = 2 * norm.square() / error.detach().square().sum(-1).clamp_min(tiny)
-        # A write goes on through the momentum: in the end it counts 1 / (1 - eta) times.
-        request = torch.where(active, theta * gain / (1 - eta).clamp_min(1e-3), 0.0)
-        theta = theta / ((1 + load / room) * (1 + (load + request) / room))
-        load = load + request
+    if options.step_limit is not None:
+        theta = theta * _stabilise(theta, alpha, eta, state, start, gradient, error, options)
 
     momentum = tuple(
         _per_weight(eta, s) * s - _per_weight(theta, g) * g
@@ -128,14 +121,45 @@ def _absorb(
             # A full chunk is closed at once: what is kept is where the next one begins.
             chunk_weights=_where(real & ((state.position + 1) % chunk_size == 0), weights, start),
             initial_weights=state.initial_weights,
-            step_load=torch.where(
-                (real & ((state.position + 1) % chunk_size == 0))[:, None],
-                torch.zeros_like(load),
-                load,
-            ),
             position=state.position + real.long(),
         ),
     )
+
+
+def _stabilise(
+    theta: Tensor,
+    alpha: Tensor,
+    eta: Tensor,
+    state: MemoryState,
+    start: tuple[Tensor, ...],
+    gradient: tuple[Tensor, ...],
+    error: Tensor,
+    options: ScanOptions,
+) -> Tensor:
+    """The factor on theta that keeps a chunk of stale gradients from overshooting.
+
+    To first order, a write with step theta undoes `theta * gain` of its own error, and the chunk
+    so far has moved that error along the gradient by `<gradient, M_hat - M_c>`, where M_hat is
+    the memory just before this write. What is written is the limited step times the share of the
+    error that is left.
+    """
+    assert options.step_limit is not None
+    with torch.no_grad():
+        size = error.square().sum(-1).clamp_min(torch.finfo(error.dtype).tiny)
+        gain = 2 * sum(g.flatten(2).square().sum(-1) for g in gradient) / size
+        # Momentum goes on adding what is written, 1 / (1 - eta) times in the end; one that
+        # outlives ten tokens also carries stale gradients over chunk borders.
+        largest = options.step_limit * torch.minimum(1 - eta, 10 * (1 - eta) ** 2)
+        limit = (largest / (theta * gain).clamp_min(torch.finfo(theta.dtype).tiny)).clamp(max=1.0)
+        moved = torch.zeros_like(theta)
+        for w, s, w0, w_c, g in zip(
+            state.weights, state.momentum, state.initial_weights, start, gradient, strict=True
+        ):
+            rest = w0 if options.forget_towards == "initial" else torch.zeros_like(w0)
+            keep = 1 - _per_weight(alpha, w)
+            before = rest + keep * (w - rest) + _per_weight(eta, s) * s
+            moved = moved + (g * (before - w_c)).flatten(2).sum(-1)
+        return limit * (1 + 2 * moved / size)
 
 
 def _surprise(

@@ -59,8 +59,6 @@ class MemoryState:
     """M_c: the weights at the start of the open chunk, where gradients are taken."""
     initial_weights: tuple[Tensor, ...]
     """M_0: what forgetting returns to with `forget_towards="initial"`."""
-    step_load: Float[Tensor, "batch heads"]
-    """The step budget's running load in the open chunk."""
     position: Int[Tensor, " batch"]
     """Tokens absorbed so far; chunks begin at its multiples of `chunk_size`."""
 
@@ -88,7 +86,6 @@ class MemoryState:
             momentum=tuple(w.new_zeros(w.shape) for w in weights),
             chunk_weights=weights,
             initial_weights=weights,
-            step_load=first.new_zeros(batch, first.shape[0]),
             position=torch.zeros(batch, dtype=torch.long, device=first.device),
         )
 
@@ -100,7 +97,7 @@ class MemoryState:
     @property
     def num_heads(self) -> int:
         """Number of heads."""
-        return self.step_load.shape[1]
+        return self.weights[0].shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,7 +121,6 @@ class MemoryState:
             momentum=tuple(map(fn, self.momentum)),
             chunk_weights=tuple(map(fn, self.chunk_weights)),
             initial_weights=tuple(map(fn, self.initial_weights)),
-            step_load=fn(self.step_load),
             position=fn(self.position),
         )
 
@@ -239,7 +235,7 @@ def _from_named(named: dict[str, Tensor]) -> MemoryState:
         )
         return tuple(named[n] for n in names)
 
-    missing = [n for n in ("step_load", "position", "weights.0") if n not in named]
+    missing = [n for n in ("position", "weights.0") if n not in named]
     if missing:
         raise StateError(f"not a memory state: {', '.join(missing)} missing")
     return MemoryState(
@@ -247,6 +243,5 @@ def _from_named(named: dict[str, Tensor]) -> MemoryState:
         momentum=group("momentum"),
         chunk_weights=group("chunk_weights"),
         initial_weights=group("initial_weights"),
-        step_load=named["step_load"],
         position=named["position"],
     )

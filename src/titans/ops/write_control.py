@@ -1,6 +1,7 @@
-"""Which tokens of a chunk write, and how strongly: thresholds, clipping and the step budget.
+"""Which tokens of a chunk write, and how strongly: thresholds, clipping and the stabiliser.
 
-All of it folds into the gates, so the chunk's closed form stays exact (ops/README.md).
+Each is a factor on theta (or a token made a full no-op), so the chunk's closed form stays exact.
+The factors are constants for the outer gradient. Derivation: ops/README.md.
 """
 
 from typing import NamedTuple
@@ -8,109 +9,118 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans.ops.chunk_math import GateValues, Recall, grad_norm_squared, loss_value
+from titans.ops.chunk_math import Coefficients, Recall, grad_norm_squared, loss_value
 from titans.ops.options import ScanOptions
-
-LONGEST_MOMENTUM = 1e-3
-"""The step budget counts a write 1 / (1 - eta) times, but with 1 - eta no smaller than this."""
 
 
 class Verdict(NamedTuple):
-    """What was measured of a chunk's tokens and decided from it; constants for autograd."""
+    """What was measured of a chunk's tokens, `[n b]`, and what follows for their writes."""
 
     active: Tensor | None
     """Zero where a token is a full no-op; None if there is no such token."""
     scale: Tensor | None
-    """Factor on theta from thresholds and clipping."""
-    gain: Tensor | None
-    """Relative step per unit of theta: what a write does to its own error."""
+    """Factor on theta; None if it is one everywhere."""
     loss: Tensor | None
-    grad_norm: Tensor | None
+    grad_norm_squared: Tensor | None
 
 
 def judge_writes(
     recall: Recall, active: Tensor | None, options: ScanOptions, want_surprise: bool
 ) -> Verdict:
-    """Measure each token's surprise and decide on its write."""
-    scale = gain = None
+    """Measure each token's surprise and apply thresholds and clipping."""
     by_loss = options.surprise_threshold is not None and options.surprise_measure == "loss"
-    by_norm = options.surprise_threshold is not None and options.surprise_measure == "grad_norm"
-    needs_norm = (
-        want_surprise
-        or by_norm
-        or options.max_grad_norm is not None
-        or options.step_budget is not None
-    )
-    squared = grad_norm_squared(recall) if needs_norm else None
-    norm = squared.sqrt() if squared is not None else None
+    by_norm = options.surprise_threshold is not None and not by_loss
+    needs_norm = want_surprise or by_norm or options.max_grad_norm is not None
+    squared = None
+    if needs_norm or options.step_limit is not None:
+        squared = grad_norm_squared(recall)
     loss = loss_value(recall.residue, options) if want_surprise or by_loss else None
-    tiny = torch.finfo(recall.residue.dtype).tiny
+    scale = active
     if options.surprise_threshold is not None:
-        measure = loss if by_loss else norm
+        measure = loss if by_loss else squared.sqrt()  # type: ignore[union-attr]
         assert measure is not None
-        scale = (measure > options.surprise_threshold).to(measure.dtype)
+        surprised = (measure > options.surprise_threshold).to(measure.dtype)
+        scale = surprised if scale is None else scale * surprised
         if options.skip_unsurprising:
-            active = scale if active is None else active * scale
+            active = scale
     if options.max_grad_norm is not None:
-        assert norm is not None
-        clip = (options.max_grad_norm / norm.clamp_min(tiny)).clamp_max(1.0)
-        scale = clip if scale is None else scale * clip
-    if options.step_budget is not None:
         assert squared is not None
-        gain = 2 * squared / recall.deltas[-1].square().sum(-1).clamp_min(tiny)
-    return Verdict(active, scale, gain, loss, norm)
+        tiny = torch.finfo(squared.dtype).tiny
+        clip = (options.max_grad_norm / squared.sqrt().clamp_min(tiny)).clamp_max(1.0)
+        scale = clip if scale is None else scale * clip
+    return Verdict(active, scale, loss, squared)
 
 
-def apply_verdict(
-    alpha: Tensor,
+class Moved(NamedTuple):
+    """First-order change of each token's loss when the weights move, `<grad l_t, ...>`, `[n b]`."""
+
+    by_weights: Tensor
+    """... by the (difference of the) weights that beta multiplies."""
+    by_momentum: Tensor
+    """... by the momentum that u multiplies."""
+    offset: Tensor
+    """... by what no gate multiplies, less the chunk's start."""
+
+
+def project_on_gradients(
+    recall: Recall, packed: list[Tensor], start: list[Tensor], base: list[Tensor] | None
+) -> Moved:
+    """Inner products of every token's gradient with the memory, without forming a gradient."""
+    by_weights = by_momentum = offset = None
+    for layer, both in enumerate(packed):
+        a, delta = recall.inputs[layer], recall.deltas[layer]
+        weight, momentum = both.chunk(2, dim=-1)
+        w = (torch.bmm(a, weight.mT) * delta).sum(-1)
+        s = (torch.bmm(a, momentum.mT) * delta).sum(-1)
+        rest = -start[layer] if base is None else base[layer] - start[layer]
+        o = (torch.bmm(a, rest.mT) * delta).sum(-1)
+        by_weights = w if by_weights is None else by_weights + w
+        by_momentum = s if by_momentum is None else by_momentum + s
+        offset = o if offset is None else offset + o
+    assert by_weights is not None and by_momentum is not None and offset is not None
+    return Moved(by_weights, by_momentum, offset)
+
+
+def momentum_allowance(eta: Tensor) -> Tensor:
+    """How much smaller a write must be because momentum goes on adding it.
+
+    In the end it counts 1 / (1 - eta) times; a momentum that outlives ten tokens also carries
+    stale gradients over chunk borders, and is held down by its length once more.
+    """
+    fade = 1 - eta
+    return fade * (10 * fade).clamp_max(1.0)
+
+
+def stabilise(
     eta: Tensor,
     theta: Tensor,
-    load: Tensor,
-    verdict: Verdict,
+    squared: Tensor,
+    recall: Recall,
+    mixed: Coefficients,
+    moved: Moved,
     options: ScanOptions,
-) -> tuple[GateValues, Tensor]:
-    """The gates as they act, and the step budget's load after the chunk.
+) -> Tensor:
+    """The stabiliser's factor on theta, `[n b]` (see `ops.reference`, which defines it).
 
-    The budget B bounds the accumulated relative step of a chunk: a chunk that asks for a total
-    load of L gets `L / (1 + L / B)`, each token its share in the order of arrival. So a small
-    load passes unchanged, and the sum never exceeds B (docs/decisions/0003-step-budget.md).
+    Token t writes `limit_t * share_t`, where its share depends on what the earlier tokens of the
+    chunk wrote: a unit lower-triangular system in the writes.
     """
-    if verdict.scale is not None:
-        theta = theta * verdict.scale
-    if verdict.active is not None:
-        theta = theta * verdict.active
-    if options.step_budget is not None:
-        assert verdict.gain is not None
-        budget = options.step_budget
-        request = theta * verdict.gain / (1 - eta).clamp_min(LONGEST_MOMENTUM)
-        total = load[:, None] + request.cumsum(-1)
-        theta = theta / ((1 + (total - request) / budget) * (1 + total / budget))
-        load = total[:, -1]
-    if verdict.active is not None:
-        alpha = alpha * verdict.active
-        eta = 1 - (1 - eta) * verdict.active
-    return GateValues(alpha, eta, theta, verdict.active), load
-
-
-def apply_verdict_backward(
-    gates: tuple[Tensor, Tensor, Tensor, Tensor],
-    grads: tuple[Tensor, Tensor, Tensor, Tensor],
-    verdict: Verdict,
-    options: ScanOptions,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Derivative by (alpha, eta, theta, load); a few numbers per token, so autograd may do it."""
-    if verdict.active is None and verdict.scale is None and verdict.gain is None:
-        return grads
-    with torch.enable_grad():
-        leaves = tuple(g.detach().requires_grad_() for g in gates)
-        alpha, eta, theta, load = leaves
-        acting, load_after = apply_verdict(alpha, eta, theta, load, verdict, options)
-        outputs = (acting.alpha, acting.eta, acting.theta, load_after)
-        live = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        found = torch.autograd.grad(
-            [o for o, _ in live], leaves, [g for _, g in live], allow_unused=True
-        )
-    alpha_grad, eta_grad, theta_grad, load_grad = (
-        torch.zeros_like(leaf) if f is None else f for leaf, f in zip(leaves, found, strict=True)
+    assert options.step_limit is not None
+    tiny = torch.finfo(theta.dtype).tiny
+    twice_by_size = 2 / recall.deltas[-1].square().sum(-1).clamp_min(tiny)
+    largest = options.step_limit * momentum_allowance(eta)
+    limit = (largest / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
+    kernel = None
+    for a, delta in zip(recall.inputs, recall.deltas, strict=True):
+        layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
+        kernel = layer if kernel is None else kernel.add_(layer)
+    assert kernel is not None
+    # What one unit written at token i takes from the error of token t.
+    taken = (kernel.mul_(mixed.mix) * twice_by_size[..., None]).tril(-1)
+    carried = mixed.beta * moved.by_weights + mixed.u * moved.by_momentum + moved.offset
+    left = 1 + carried * twice_by_size
+    step = theta * limit
+    writes = torch.linalg.solve_triangular(
+        step[..., None] * taken, (step * left)[..., None], upper=False, unitriangular=True
     )
-    return alpha_grad, eta_grad, theta_grad, load_grad
+    return limit * (left - torch.bmm(taken, writes).squeeze(-1))

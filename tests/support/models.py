@@ -1,0 +1,72 @@
+"""Tiny models of every variant, whose borders (chunk, segment, window) all fall inside a test."""
+
+import torch
+from torch import Tensor
+
+from titans.models import TitansConfig, TitansForCausalLM
+
+VOCAB = 50
+CASES: dict[str, dict[str, object]] = {
+    "lmm": {"variant": "lmm"},
+    "mac": {"variant": "mac"},
+    "mac-product": {"variant": "mac", "mac_gate": "product"},
+    "mac-one-layer": {"variant": "mac", "memory_layers": [1]},
+    "mac-uneven": {"variant": "mac", "chunk_size": 3, "segment_len": 7},
+    "mag": {"variant": "mag"},
+    "mag-convex": {"variant": "mag", "mag_gate": "convex"},
+    "mag-one-layer": {"variant": "mag", "memory_layers": [0]},
+    "mag-chunk-gates": {"variant": "mag", "memory_gates": "chunk"},
+    "mal": {"variant": "mal"},
+    "mal-one-layer": {"variant": "mal", "memory_layers": [1]},
+    "mal-bare": {"variant": "mal", "num_persistent": 0, "memory_conv_kernel": 0},
+    "lmm-associative": {
+        "variant": "lmm",
+        "write_gate": "associative",
+        "surprise_threshold": 1.0,
+    },
+    "mac-predictive": {
+        "variant": "mac",
+        "write_gate": "predictive",
+        "surprise_threshold": 0.3,
+    },
+    "mag-predictive": {
+        "variant": "mag",
+        "write_gate": "predictive",
+        "surprise_threshold": 0.3,
+    },
+    "lmm-threshold": {"variant": "lmm", "write_threshold": 0.1},
+    "transformer": {"variant": "transformer"},
+    "swa": {"variant": "swa"},
+}
+"""Every variant, with both gates, both placements and each kind of gated writing."""
+
+VARIANTS = ("lmm", "mac", "mag", "mal", "transformer", "swa")
+
+
+def tiny_config(case: str, **changes: object) -> TitansConfig:
+    settings: dict[str, object] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "window": 6,
+        "segment_len": 8,
+        "chunk_size": 4,
+        "num_persistent": 3,
+        # Far from the usual small scale, so that every path matters in comparisons.
+        "initializer_range": 0.3,
+    }
+    return TitansConfig(**{**settings, **CASES[case], **changes})
+
+
+def tiny_model(
+    case: str, *, dtype: torch.dtype = torch.float64, **changes: object
+) -> TitansForCausalLM:
+    torch.manual_seed(0)
+    return TitansForCausalLM(tiny_config(case, **changes)).to(dtype).eval()
+
+
+def tiny_tokens(batch: int = 2, time: int = 29, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (batch, time), generator=generator)
