@@ -165,6 +165,7 @@ def test_the_command_writes_a_record_and_a_table(
     ("words", "message"),
     [
         (["s-niah"], "--haystack"),
+        (["locomo"], "locomo needs --data"),
         (["s-niah", "--kinds", "pk"], "--model"),
         (["needle", "--model", "nowhere"], "no checkpoint"),
         (["mqar", "--babi", "x"], "--babi means nothing to mqar"),

@@ -66,6 +66,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     lm = parser.add_argument_group("lm")
     lm.add_argument("--text", type=Path, help="text or JSONL, also .gz")
     lm.add_argument("--tail-bytes", type=int, help="only the last so many bytes of it")
+    recall = parser.add_argument_group("locomo (a text memory; takes no --model)")
+    recall.add_argument("--data", type=Path, help="LoCoMo's JSON file")
+    recall.add_argument("--encoder", help="minilm, or what `titans remember` takes")
+    recall.add_argument("--no-memory", dest="memory", action="store_const", const=False)
+    recall.add_argument("--no-captions", dest="captions", action="store_const", const=False)
+    recall.add_argument("--keep", type=float, help="share of the turns to keep, e.g. 0.5")
+    recall.add_argument("--keep-by", choices=["surprise", "length", "random"])
     speed = parser.add_argument_group("throughput")
     speed.add_argument("--phases", type=_names, help="train,prefill,decode")
     speed.add_argument("--memory-depths", type=_numbers, help="e.g. 1,2,3,4")
@@ -81,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
     options = {k: v for k, v in vars(args).items() if k not in SHARED and v is not None}
     task = build_task(args.task, options)
+    if args.task == "locomo":
+        return _run_locomo(task, args)
     if args.model is None:
         raise ConfigError(f"{args.task} measures a model: give --model PATH")
     if args.figure and not options.get("depths"):
@@ -105,6 +114,44 @@ def run(args: argparse.Namespace) -> int:
         print(record.to_json(), end="")
     else:
         _print_table(record)
+    return 0
+
+
+def _run_locomo(task: object, args: argparse.Namespace) -> int:
+    """A benchmark of the text memory: no language model, no lengths, a table of its own."""
+    import json
+
+    from tqdm import tqdm
+
+    from titans.evaluation.locomo import Locomo
+    from titans.evaluation.records import current_commit, describe_path, package_version
+
+    assert isinstance(task, Locomo), "built by the registry"
+    with tqdm(total=1, unit="conversation", file=sys.stderr, desc="locomo") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        rows = task.run(progress).rows()
+    report = {
+        "task": "locomo",
+        "data": describe_path(task.data),
+        "rows": rows,
+        "command": _command(args),
+        "commit": current_commit(),
+        "version": package_version(),
+    }
+    text = json.dumps(report, indent=1)
+    if args.json is not None and str(args.json) != "-":
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(text + "\n", encoding="utf-8")
+    if str(args.json) == "-":
+        print(text)
+        return 0
+    for row in rows:
+        cells = [f"{name} {value}" for name, value in row.items() if "interval" not in name]
+        print("  ".join(cells))
     return 0
 
 

@@ -23,7 +23,7 @@ TASKS: dict[str, tuple[str, str]] = {
 }
 """Task name -> where its class is, and one line of help."""
 
-PATH_OPTIONS = ("haystack", "words", "babi", "background", "text")
+PATH_OPTIONS = ("data", "haystack", "words", "babi", "background", "text")
 """Options that name a file or a folder."""
 
 
@@ -45,6 +45,10 @@ def build_task(name: str, options: Mapping[str, object]) -> object:
                 f"--{option.replace('_', '-')} means nothing to {name}; its options are "
                 + ", ".join(sorted(f"--{field.replace('_', '-')}" for field in known))
             )
+    for field in dataclasses.fields(kind):
+        is_needed = field.default is dataclasses.MISSING
+        if is_needed and field.default_factory is dataclasses.MISSING and field.name not in options:
+            raise ConfigError(f"{name} needs --{field.name.replace('_', '-')}")
     return kind(**options)
 
 
