@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test test-all check format bench clean
+.PHONY: help setup demo test test-all check format results bench clean
 
 help:
-	@echo "make demo | test | test-all | check | format | bench | clean"
+	@echo "make demo | test | test-all | check | format | results | bench | clean"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,10 +24,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m compile
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m 'compile and not slow'
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest -m 'not compile'
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m compile
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -37,6 +38,9 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+results: $(STAMP)
+	$(BIN)/python -m titans.evaluation.report
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'

@@ -8,6 +8,7 @@ from evaluation.subjects import CARD
 from titans.cli.main import main
 from titans.errors import ConfigError
 from titans.evaluation.records import Record, accuracy_score
+from titans.evaluation.registry import build_task, convert_options
 from titans.evaluation.sweep import (
     Evaluation,
     Job,
@@ -171,3 +172,20 @@ def test_a_small_sweep_trains_evaluates_and_matches_parameters(
     ]
     assert abs(sizes[0] - sizes[1]) <= 0.03 * sizes[0]
     assert main(["sweep", str(path), "--out", str(out), "--json"]) == 0
+
+
+FILES = sorted((Path(__file__).parents[2] / "sweeps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_shipped_sweeps_plan_rows_of_equal_size(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {file.stem for file in FILES} == {"ablation", "variants"}
+    assert main(["sweep", str(path), "--plan"]) == 0
+    jobs = capsys.readouterr().out.splitlines()
+    sweep = load_sweep(path)
+    assert len(jobs) == 3 * len(sweep.rows) and sweep.evaluations
+    assert all("model.intermediate_size=" in job for job in jobs if not job.startswith(jobs[0][:6]))
+    for evaluation in sweep.evaluations:
+        build_task(evaluation.task, convert_options(evaluation.options))
