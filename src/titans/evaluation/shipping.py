@@ -1,0 +1,157 @@
+"""From a finished run to a checkpoint worth shipping: weights, configuration, log, records, card.
+
+    python -m titans.evaluation.shipping runs/needle-mac checkpoints/needle-mac \\
+        --record results/needle/needle-mac.json --set write_threshold=0.05 --words
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from titans.data.tasks.needle_words import needle_tokenizer
+from titans.errors import DataError
+from titans.evaluation.lengths import format_length
+from titans.evaluation.records import Record
+from titans.evaluation.subject import ModelSubject
+
+MAX_BYTES = 8_000_000
+"""No file of a shipped checkpoint may be larger."""
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [titans, neural-memory]
+---
+# {name}
+
+{variant} model with {parameters:,} parameters, trained on the `{source}` task with
+`titans train` (the whole configuration is in `config.yaml`, the log in `log.jsonl`).
+
+| | |
+|---|---|
+| training | {steps:,} steps, {tokens:,} tokens, {minutes:.0f} minutes on one CPU thread |
+| lengths in training | {lengths} |
+| settings for inference | {settings} |
+| state while reading | {state} |
+
+## Evaluation
+
+{table}
+Intervals are 95 %. Records: `records/`.
+
+## Use
+
+```python
+from titans.models import TitansForCausalLM
+
+model = TitansForCausalLM.from_pretrained("checkpoints/{name}")
+```
+
+## Limits
+
+A small model of one synthetic task: it knows no language beyond it, and nothing else should be
+expected of it. It shows what its kind of memory does with lengths far beyond those in training.
+"""
+
+
+def ship(
+    run: Path,
+    target: Path,
+    records: Sequence[Path],
+    *,
+    settings: dict[str, object] | None = None,
+    with_words: bool = False,
+) -> None:
+    """Fill `target` with the last checkpoint of `run` and all that belongs to it."""
+    source = run / "checkpoints" / "last"
+    subject = ModelSubject.load(source, settings=settings)
+    target.mkdir(parents=True, exist_ok=True)
+    subject.model.save_pretrained(target)
+    tokenizer = needle_tokenizer() if with_words else subject.tokenizer
+    if tokenizer is not None:
+        tokenizer.save_pretrained(target)
+    shutil.copy(run / "log.jsonl", target / "log.jsonl")
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    _write_config(config, target)
+    loaded = []
+    (target / "records").mkdir(exist_ok=True)
+    for path in records:
+        loaded.append(Record.load(path))
+        shutil.copy(path, target / "records" / path.name)
+    card = _card(target.name, subject, config, target / "log.jsonl", loaded, settings or {})
+    (target / "README.md").write_text(card, encoding="utf-8")
+    for file in target.rglob("*"):
+        if file.is_file() and file.stat().st_size > MAX_BYTES:
+            raise DataError(f"{file} has {file.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
+
+
+def _write_config(config: dict, target: Path) -> None:
+    """The run's configuration, without where it ran."""
+    plain = {**config, "out": f"runs/{target.name}"}
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    (target / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def _card(
+    name: str,
+    subject: ModelSubject,
+    config: dict,
+    log: Path,
+    records: Sequence[Record],
+    settings: dict[str, object],
+) -> str:
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    steps = [line for line in lines if line["kind"] == "train"]
+    mixture = config["data"].get("mixture") or [config["data"]["task"]]
+    lengths = sorted({int(part["length"]) for part in mixture if "length" in part})
+    states = [s.value for r in records for s in r.scores if s.metric == "state_bytes"]
+    return CARD.format(
+        name=name,
+        variant=subject.config.variant.upper(),
+        parameters=sum(p.numel() for p in subject.model.parameters()),
+        source=config["data"]["source"],
+        steps=steps[-1]["step"],
+        tokens=steps[-1]["tokens"],
+        minutes=sum(line["seconds"] for line in steps) / 60,
+        lengths=", ".join(format_length(n) for n in lengths) or config["data"]["sequence_len"],
+        settings=", ".join(f"`{k}={v}`" for k, v in settings.items()) or "as trained",
+        state=f"{states[0]:,.0f} bytes at every length" if len(set(states)) == 1 else "see records",
+        table=_table(records),
+    )
+
+
+def _table(records: Sequence[Record]) -> str:
+    lines = ["| task | length | accuracy | interval | samples |", "|---|---|---|---|---|"]
+    for record in records:
+        for score in record.scores:
+            if score.metric == "accuracy" and score.length and "depth" not in score.detail:
+                kind = score.detail.get("kind", "")
+                lines.append(
+                    f"| {record.task} {kind} | {format_length(score.length)} | {score.value:.3f} | "
+                    f"{score.low:.3f} to {score.high:.3f} | {score.samples} |"
+                )
+    return "\n".join(lines) + "\n"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Ship one run."""
+    parser = argparse.ArgumentParser(prog="python -m titans.evaluation.shipping")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--record", type=Path, action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--words", action="store_true", help="add the needle task's tokenizer")
+    args = parser.parse_args(words)
+    settings = {name: yaml.safe_load(v) for name, _, v in (s.partition("=") for s in args.set)}
+    ship(args.run, args.target, args.record, settings=settings, with_words=args.words)
+    print(f"wrote {args.target}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
