@@ -110,7 +110,7 @@ class MiniLMEncoder:
         self.dim = self._model.words.embedding_dim
         self.max_tokens = MINILM_MAX_TOKENS
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
         """The token vectors of each text, all texts in one batch."""
         encodings = [self._tokenizer.encode(text) for text in texts]
@@ -161,7 +161,7 @@ class HuggingFaceEncoder:
         limits = [self._tokenizer.model_max_length, self._model.config.max_position_embeddings]
         self.max_tokens = int(min(limit for limit in limits if limit))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
         """The token vectors of each text, all texts in one batch."""
         batch = self._tokenizer(

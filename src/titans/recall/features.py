@@ -1,4 +1,4 @@
-"""What speaks for a passage as an answer to a query: fifteen numbers, each with a fixed meaning.
+"""What speaks for a passage as an answer to a query: fourteen numbers, each with a fixed meaning.
 
 Every feature has an absolute scale (a cosine, a share), none is standardised per query, so the
 fused score means the same everywhere and can be compared with a threshold. The weights that join
@@ -33,11 +33,10 @@ FEATURES = (
     "when",
     "date",
     "memory",
-    "surprise",
 )
 """Names, in the order of the columns."""
-MEMORY_FEATURES = ("memory", "surprise")
-"""Those that come from the neural memory."""
+MEMORY_FEATURES = ("memory",)
+"""Those that come from the neural memory. Surprise as a further one added nothing (docs/log)."""
 NEIGHBOUR_WEIGHT = 0.5
 OTHER_WEIGHT = 0.7
 """In late interaction: of stop words, names and punctuation; content words have their idf."""
@@ -115,7 +114,6 @@ def feature_matrix(
         "when": (flags & TELLS_WHEN > 0) * np.float32(texts.asks_when(query.text)),
         "date": _date(index, query, rows),
         "memory": _memory(evidence, bare[0], bare[2]),
-        "surprise": np.log1p(index.column("surprise")[rows]),
     }
     return np.stack([columns[name].astype(np.float32) for name in FEATURES], axis=1)
 

@@ -5,18 +5,21 @@ The weights are the only numbers of the text memory that were fitted to data: fu
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from titans.errors import ConfigError
 from titans.recall.features import FEATURES, MEMORY_FEATURES
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
-REPLACED_PENALTY = 0.5
+REPLACED_PENALTY = 1.5
 """A statement that was updated later stands behind its successor."""
 
 
@@ -55,15 +58,13 @@ def fit_fusion(
     First the direction, by listwise softmax (a question's answers against all else), then scale
     and constant, by logistic regression on how often a passage with that sum is an answer.
     """
-    import torch
-
     used = [i for i, name in enumerate(FEATURES) if use_memory or name not in MEMORY_FEATURES]
     data = [
         (torch.from_numpy(x[:, used].astype(np.float64)), torch.from_numpy(y).double() / y.sum())
         for x, y in examples
     ]
 
-    def listwise(w: torch.Tensor) -> torch.Tensor:
+    def listwise(w: Tensor) -> Tensor:
         losses = [-(y * torch.log_softmax(x @ w, 0)).sum() for x, y in data]
         return torch.stack(losses).mean() + penalty * w.square().sum()
 
@@ -71,23 +72,21 @@ def fit_fusion(
     sums = torch.cat([x @ direction for x, _ in data])
     labels = torch.cat([(y > 0).double() for _, y in data])
 
-    def logistic(line: torch.Tensor) -> torch.Tensor:
+    def logistic(line: Tensor) -> Tensor:
         return torch.nn.functional.binary_cross_entropy_with_logits(
             line[0].exp() * sums + line[1], labels
         )
 
-    start = torch.tensor([0.0, -float(sums.quantile(0.99) if len(sums) < 1e6 else sums.max())])
-    line = _minimise(logistic, start.double())
+    start = torch.stack([torch.zeros_like(sums[0]), -sums.max()])
+    line = _minimise(logistic, start)
     scale, bias = float(line[0].exp()), float(line[1])
     fitted = dict.fromkeys(FEATURES, 0.0)
     fitted.update({FEATURES[i]: float(w) * scale for i, w in zip(used, direction, strict=True)})
     return FusionWeights(fitted, bias)
 
 
-def _minimise(loss, start):  # noqa: ANN001, ANN202
+def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """L-BFGS to convergence."""
-    import torch
-
     x = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([x], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -95,7 +94,17 @@ def _minimise(loss, start):  # noqa: ANN001, ANN202
         optimizer.zero_grad()
         value = loss(x)
         value.backward()
-        return float(value)
+        return float(value.detach())
 
     optimizer.step(closure)
     return x.detach()
+
+
+def fusion_json(weights: dict[bool, FusionWeights], note: str) -> str:
+    """The text of fusion.json, from the weights with (True) and without (False) the memory."""
+    content: dict[str, object] = {"note": note}
+    for use_memory, name in ((True, "with_memory"), (False, "without_memory")):
+        fitted = weights[use_memory]
+        rounded = {feature: round(w, 4) for feature, w in fitted.weights.items()}
+        content[name] = {"weights": rounded, "bias": round(fitted.bias, 4)}
+    return json.dumps(content, indent=1) + "\n"

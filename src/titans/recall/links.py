@@ -83,7 +83,9 @@ def _says_the_same(
     new: Statement, old: Statement, new_words: set[str], old_words: set[str]
 ) -> bool:
     """No number, name or negation differs, and the words of each find their like in the other."""
-    if _numbers(new.text) != _numbers(old.text) or _names(new.text) != _names(old.text):
+    if _numbers(new.text) != _numbers(old.text):
+        return False
+    if not (_names(new.text) <= set(words(old.text)) and _names(old.text) <= set(words(new.text))):
         return False
     if bool(set(words(new.text)) & _NEGATION) != bool(set(words(old.text)) & _NEGATION):
         return False
@@ -131,4 +133,4 @@ def _numbers(text: str) -> set[str]:
 
 def _names(text: str) -> set[str]:
     """Capitalised words that do not begin a sentence."""
-    return set(re.findall(r"(?<=[a-z,;] )[A-Z][a-z]+", text))
+    return {name.lower() for name in re.findall(r"(?<=[a-z,;] )[A-Z][a-z]+", text)}

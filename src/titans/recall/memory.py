@@ -320,7 +320,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         index = self._scope.index
         o = self.neural.search_vector(observed.y, self._scope.state)
         bare = torch.from_numpy(index.column("bare").astype(np.float32))
-        with torch.inference_mode():
+        with torch.no_grad():
             stored = self.neural.block.embed(bare)
             cosine = F.cosine_similarity(stored, o[None], dim=-1).numpy()
         rows = np.arange(len(index)) if allowed is None else np.flatnonzero(allowed)

@@ -94,7 +94,7 @@ class NeuralScope:
         """A memory that has seen nothing."""
         return self.block.initial_state()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def observe(
         self, pooled: Float[Tensor, " encoder_dim"], state: MemoryState, around: Surroundings
     ) -> Observation:
@@ -106,7 +106,7 @@ class NeuralScope:
         surprise = self._losses(write, state)[0]
         return Observation(s[0], h[0], y[0], write, float(surprise))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def absorb(self, state: MemoryState, write: Write) -> MemoryState:
         """Step 4: the state after a write."""
         active = (write.values.abs().sum(-1) > 0).float()
@@ -115,12 +115,12 @@ class NeuralScope:
         _, state = ops.step(keys, keys, values, gates, state, chunk_size=1)
         return state
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def search_vector(self, y: Float[Tensor, " dim"], state: MemoryState) -> Float[Tensor, " dim"]:
         """Step 5: o = y * M(y)."""
         return self.block.output(y[None], self.block.read(y[None], state)[:, 0])[0]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def read(
         self, pooled: Float[Tensor, " encoder_dim"], state: MemoryState, centre: Tensor | None = None
     ) -> Float[Tensor, "heads dim"]:

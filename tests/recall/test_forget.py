@@ -1,0 +1,127 @@
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from recall.conftest import HASHING
+from titans.errors import DataError, StoreError
+from titans.recall import TextMemory
+from titans.recall import forget as forgetting
+
+DAY = datetime(2024, 5, 1, tzinfo=UTC)
+SECRET = "zanzibar xylophone"
+
+
+def fill(memory: TextMemory, secret_at: int = 7, count: int = 30) -> None:
+    for i in range(count):
+        said = f"the {SECRET} is hidden" if i == secret_at else f"talk{i} of thing{i % 5}"
+        memory.remember(said, id=str(i), speaker="Ann", time=DAY + timedelta(minutes=i))
+
+
+def raw_bytes(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in forgetting.files_of(path)).lower()
+
+
+@pytest.mark.parametrize("how", [{"id": "7"}, {"before": DAY + timedelta(minutes=8)}, {"scope": "default"}])
+def test_nothing_of_a_forgotten_text_is_left_in_any_file(memory: TextMemory, how):
+    fill(memory)
+    path = memory.store.path
+    assert b"zanzibar" in raw_bytes(path) and b"xylophone" in raw_bytes(path)
+    done = memory.forget(**how)
+    assert done.records == {"id": 1, "before": 8, "scope": 30}[next(iter(how))]
+    for word in (b"zanzibar", b"xylophon"):
+        assert word not in raw_bytes(path)
+    memory.close()
+    assert b"zanzibar" not in raw_bytes(path)
+
+
+def test_forgotten_vectors_are_gone_too(memory: TextMemory):
+    fill(memory)
+    vector = memory._scope.index.column("bare")[7].tobytes()
+    assert vector in b"".join(f.read_bytes() for f in forgetting.files_of(memory.store.path))
+    memory.forget("7")
+    memory.close()
+    assert vector not in b"".join(f.read_bytes() for f in forgetting.files_of(memory.store.path))
+
+
+def test_the_neural_state_is_the_replay_of_what_is_left(memory: TextMemory):
+    memory.config = memory._scope.config = HASHING.change(snapshot_every=8)
+    fill(memory)
+    before = [w.clone() for w in memory._scope.state.weights]
+    memory.forget("7")
+    memory._scope.refresh()
+    after = memory._scope.state
+    state = memory.neural.initial_state()
+    for _, data in memory.store.neural_writes(memory._scope.id, 0, 10**9):
+        state = memory.neural.absorb(state, memory._scope._write_from(data))
+    assert all(torch.equal(a, b) for a, b in zip(after.weights, state.weights, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(after.weights, before, strict=True))
+
+
+def test_no_write_that_stays_holds_the_forgotten_vector(memory: TextMemory):
+    fill(memory, count=12)
+    gone = torch.from_numpy(memory._scope.index.column("bare")[7].astype("float32"))
+    memory.forget("7")
+    for _, data in memory.store.neural_writes(memory._scope.id, 0, 10**9):
+        write = memory._scope._write_from(data)
+        for vector in (*write.keys, *write.values):
+            assert abs(float(torch.cosine_similarity(vector, gone, dim=0))) < 0.5
+
+
+def test_a_forgotten_record_is_unknown_and_its_id_free(memory: TextMemory):
+    fill(memory)
+    memory.forget("7")
+    assert memory.get("7") is None
+    assert all(r.id != "7" for r in memory.recall(SECRET, 30))
+    assert memory.remember("something else", id="7").is_new
+    with pytest.raises(DataError, match="no record 'nope'"):
+        memory.forget("nope")
+    with pytest.raises(ValueError, match="exactly one"):
+        memory.forget("7", before=DAY)
+
+
+def test_another_open_memory_notices(memory: TextMemory):
+    fill(memory)
+    with TextMemory(memory.store.path, config=HASHING) as other:
+        assert other.recall(SECRET, 1)[0].id == "7"
+        other.forget("7")
+    assert all(r.id != "7" for r in memory.recall(SECRET, 30))
+    assert memory.remember("and on we go").is_new
+
+
+def test_a_group_whose_first_record_goes_is_led_by_the_next(memory: TextMemory):
+    for name in "abc":
+        memory.remember("The sky is blue.", id=name)
+    memory.remember("I moved, the sky was grey.", id="d")
+    memory.forget("a")
+    records = {r.id: r for r in memory.records()}
+    assert records["b"].duplicate_of is None and records["c"].duplicate_of == "b"
+
+
+def test_forgetting_before_a_time_is_exclusive(memory: TextMemory):
+    fill(memory, count=10)
+    assert memory.forget(before=DAY + timedelta(minutes=4)).records == 4
+    assert [r.id for r in memory.records()] == [str(i) for i in range(4, 10)]
+
+
+def test_a_reader_in_the_way_is_reported(memory: TextMemory, monkeypatch: pytest.MonkeyPatch):
+    fill(memory, count=5)
+    with TextMemory(memory.store.path, config=HASHING) as other:
+        other.store.db.execute("BEGIN")
+        other.store.db.execute("SELECT count(*) FROM records").fetchone()
+        memory.store.db.execute("PRAGMA busy_timeout = 100")
+        with pytest.raises(StoreError, match="traces may remain"):
+            memory.forget("1")
+        other.store.db.execute("COMMIT")
+    assert memory.get("1") is None
+
+
+def test_a_copied_store_opens_elsewhere(memory: TextMemory, tmp_path: Path):
+    fill(memory)
+    expected = [(r.id, r.score) for r in memory.recall("thing", 5)]
+    memory.close()
+    shutil.copy(memory.store.path, tmp_path / "copy.db")
+    with TextMemory(tmp_path / "copy.db") as copy:
+        assert [(r.id, r.score) for r in copy.recall("thing", 5)] == expected

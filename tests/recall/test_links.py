@@ -1,0 +1,106 @@
+"""Duplicates and updates, with the real encoder."""
+
+import pytest
+
+from titans.recall import TextMemory
+
+FACTS = [
+    ["My sister lives in Lisbon.", "Lisbon is where my sister lives.", "My sister's home is in Lisbon."],
+    ["I am allergic to peanuts.", "I have a peanut allergy.", "Peanuts give me an allergic reaction."],
+    ["Our meeting is on Tuesday at 3 pm.", "We meet on Tuesday at 3 pm.", "The meeting takes place Tuesday, 3 pm."],
+    ["My favourite colour is green.", "Green is my favourite colour.", "The colour I like most is green."],
+    ["The cat is called Whiskers.", "The cat's name is Whiskers.", "Our cat goes by the name Whiskers."],
+]
+
+UPDATES = [
+    ("I live in Rome.", "I moved to Oslo, I no longer live in Rome."),
+    ("I work at a bank.", "I quit the bank, I now work at a school."),
+    ("My phone number is 555 1234.", "My phone number is 555 9876."),
+    ("My favourite band is Blur.", "My favourite band is now Pulp."),
+    ("The meeting is on Tuesday.", "The meeting is on Thursday."),
+    ("My dog weighs 10 kilos.", "My dog weighs 12 kilos now."),
+    ("I drive a Fiat.", "I sold the Fiat and drive a Volvo now."),
+    ("My sister lives in Lisbon.", "My sister lives in Madrid."),
+    ("The office is in Rome.", "The office is in Oslo."),
+    ("I am a vegetarian.", "I am no longer a vegetarian."),
+    ("My password hint is blue.", "My password hint is yellow."),
+    ("My boss is called Karen.", "My boss is called Peter."),
+    ("The rent is 800 euros.", "The rent is 900 euros."),
+    ("I study physics.", "I switched from physics, I study law instead."),
+    ("My train leaves at nine.", "My train leaves at ten."),
+    ("The project is called Falcon.", "The project was renamed, it is called Eagle."),
+    ("I am single.", "I am not single anymore."),
+    ("The party is on Saturday.", "The party was postponed to Sunday."),
+    ("My address is 5 Oak Street.", "My address changed, it is 7 Elm Street."),
+    ("My daughter is six years old.", "My daughter is seven years old."),
+]
+
+LOOK_ALIKES = [
+    ("My sister lives in Lisbon.", "My brother lives in Madrid."),
+    ("I like apples.", "I like oranges."),
+    ("I visited Rome last year.", "I visited Oslo last year."),
+    ("My dog is called Rex.", "My cat is called Whiskers."),
+    ("I bought a book about whales.", "I bought a book about trains."),
+    ("Ann went hiking on Monday.", "Ann went swimming on Monday."),
+    ("I ate pizza for lunch.", "I ate soup for lunch."),
+    ("My mother is a doctor.", "My father is a teacher."),
+    ("I watched a film about space.", "I watched a film about bees."),
+    ("We played chess yesterday.", "We played cards yesterday."),
+    ("I have a bicycle.", "I have a car."),
+    ("The red car is fast.", "The blue car is slow."),
+    ("I met Paul at the station.", "I met Clara at the station."),
+    ("My uncle works at a bank.", "My aunt works at a school."),
+    ("I can speak French.", "I can speak Spanish."),
+    ("I ran five kilometres on Sunday.", "I ran eight kilometres on Monday."),
+    ("The kitchen is painted white.", "The bathroom is painted green."),
+    ("Did you see the new museum?", "Did you see the new library?"),
+    ("I love going to the beach.", "I love going to the mountains."),
+    ("My son plays the violin.", "My daughter plays the piano."),
+]
+
+
+def test_five_facts_in_three_wordings_are_five_groups(real_memory: TextMemory):
+    for wording in range(3):
+        for fact in FACTS:
+            real_memory.remember(fact[wording], speaker="Ann")
+    records = real_memory.records()
+    groups = {record.duplicate_of or record.id for record in records}
+    by_fact = [
+        {r.duplicate_of or r.id for r in records if r.text in fact} for fact in FACTS
+    ]
+    assert all(len(groups_of_fact) == 1 for groups_of_fact in by_fact), by_fact
+    assert len(groups) == 5
+    found = real_memory.recall("Where does Ann's sister live?", 5)
+    assert len(found) == 5 and "Lisbon" in found[0].text and len(found[0].duplicates) == 2
+
+
+def test_successor_links_are_precise(real_memory: TextMemory):
+    found = {}
+    for kind, pairs in (("update", UPDATES), ("look-alike", LOOK_ALIKES)):
+        found[kind] = 0
+        for number, (old, new) in enumerate(pairs):
+            scope = TextMemory(
+                real_memory.store.path, f"{kind} {number}", encoder=real_memory.encoder
+            )
+            first = scope.remember(old, speaker="Ann")
+            found[kind] += scope.remember(new, speaker="Ann").successor_of == first.id
+            scope.close()
+    precision = found["update"] / (found["update"] + found["look-alike"])
+    assert precision >= 0.9, found
+    assert found["update"] >= 12, found
+
+
+def test_a_successor_leads_and_both_stay_readable(real_memory: TextMemory):
+    old = real_memory.remember("I live in Rome.", speaker="Ann", time="2024-01-01")
+    new = real_memory.remember("I moved to Oslo, I no longer live in Rome.", speaker="Ann", time="2024-06-01")
+    assert new.successor_of == old.id
+    found = real_memory.recall("Where does Ann live?", 2)
+    assert [r.id for r in found] == [new.id, old.id]
+    assert found[1].succeeded_by == new.id and found[0].successor_of == old.id
+    assert found[1].time < found[0].time
+
+
+@pytest.mark.parametrize("text", ["Thanks!", "That's great!", "Wow."])
+def test_small_talk_repeated_is_one_group(real_memory: TextMemory, text):
+    first = real_memory.remember(text, speaker="Ann")
+    assert real_memory.remember(text, speaker="Ann").duplicate_of == first.id

@@ -1,0 +1,246 @@
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from recall.conftest import HASHING
+from titans.errors import DataError
+from titans.recall import ScriptedGenerator, TextMemory, export_records, import_records, preset
+
+DAY = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+def test_what_is_remembered_is_recalled_verbatim(memory: TextMemory):
+    text = "  My dog is called Rex.\nHe is old.  "
+    record = memory.remember(text, speaker="Ann", time=DAY, metadata={"page": 3})
+    memory.remember("The weather was fine.", speaker="Bob")
+    found = memory.recall("What is Ann's dog called?", k=1)[0]
+    assert (found.id, found.text, found.speaker, found.time) == (record.id, text, "Ann", DAY)
+    assert found.metadata == {"page": 3}
+    assert 0 <= found.score <= 1
+    assert all(0 <= part <= 1 for part in vars(found.parts).values())
+
+
+def test_the_same_id_again_changes_nothing_and_another_text_is_an_error(memory: TextMemory):
+    first = memory.remember("I like tea.", id="a")
+    again = memory.remember("I like tea.", id="a")
+    assert first.is_new and not again.is_new
+    assert len(memory.records()) == 1
+    with pytest.raises(DataError, match="another text"):
+        memory.remember("I like coffee.", id="a")
+    other = TextMemory(memory.store.path, "other", HASHING)
+    assert other.remember("I like coffee.", id="a").is_new
+    other.close()
+
+
+def test_times_filter_before_exclusive_after_inclusive(memory: TextMemory):
+    for day in range(5):
+        memory.remember(f"dog number {day}", time=DAY + timedelta(days=day), id=str(day))
+    found = memory.recall("dog", 9, after="2024-05-02", before="2024-05-04")
+    assert {r.id for r in found} == {"1", "2"}
+    naive = memory.recall("dog", 9, after=datetime(2024, 5, 5))
+    assert {r.id for r in naive} == {"4"}
+
+
+def test_speaker_filter(memory: TextMemory):
+    memory.remember("I have a dog", speaker="Ann", id="ann")
+    memory.remember("I have a big dog", speaker="Bob", id="bob")
+    assert [r.id for r in memory.recall("dog", 5, speaker="Ann")] == ["ann"]
+    assert memory.recall("dog", 5, speaker="Nobody") == []
+
+
+def test_threshold_compares_with_score_and_zero_drops_nothing(memory: TextMemory):
+    for text in ("a dog", "a cat", "something else entirely"):
+        memory.remember(text)
+    everything = memory.recall("dog", 9)
+    assert len(everything) == len(memory.recall("dog", 9, threshold=0)) == 3
+    cut = everything[0].score
+    assert [r.id for r in memory.recall("dog", 9, threshold=cut)] == [everything[0].id]
+    assert [r.score for r in everything] == sorted((r.score for r in everything), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"query": "dog", "k": 0}, "k must be"),
+        ({"query": "  "}, "empty"),
+        ({"query": "dog", "threshold": 2}, "threshold"),
+    ],
+)
+def test_wrong_questions_are_refused(memory: TextMemory, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        memory.recall(**arguments)
+
+
+def test_an_empty_store_answers_nothing(memory: TextMemory):
+    assert memory.recall("anything") == []
+    assert memory.stats()["records"] == 0
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n"])
+def test_empty_text_is_refused(memory: TextMemory, text):
+    with pytest.raises(DataError, match="empty"):
+        memory.remember(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with \0 a NUL byte",
+        "emoji 🐕‍🦺👩🏽‍🚀",
+        "שלום עולם, זה הכלב שלי",
+        "مرحبا بالعالم",
+        "我爱北京天安门",
+        "!!! ... ???",
+        "\u202eoverride\u202c and \ufeffmarks",
+        "a" * 5000,
+        "'; DROP TABLE records; --",
+        '" OR NEAR( * ) ^ - :',
+    ],
+)
+def test_odd_texts_come_back_as_they_were(memory: TextMemory, text):
+    record = memory.remember(text, speaker="O'Neil \"*\" \0")
+    assert memory.get(record.id).text == text
+    assert memory.recall(text[:200], 1)[0].text == text
+
+
+def test_invalid_unicode_and_metadata_are_explained(memory: TextMemory):
+    with pytest.raises(DataError, match="Unicode"):
+        memory.remember("lone \ud800 surrogate")
+    with pytest.raises(DataError, match="JSON"):
+        memory.remember("fine", metadata={"x": object()})
+
+
+def test_a_megabyte_is_one_record_of_many_passages(memory: TextMemory):
+    filler = "Nothing of note happened on that day at all. " * 11_600
+    text = filler + "The treasure lies under the old oak. " + filler
+    assert len(text) > 1_000_000
+    record = memory.remember(text, id="long")
+    assert record.is_new
+    assert memory.stats()["passages"] > 100
+    found = memory.recall("Where lies the treasure?", 2)
+    assert len(found) == 1 and found[0].text == text
+    assert "treasure" in found[0].passage and len(found[0].passage) < 3000
+
+
+def test_surprise_falls_when_a_fact_is_repeated_and_rises_for_a_new_one(real_memory: TextMemory):
+    fact = "I bought a red bicycle in Utrecht."
+    surprises = [real_memory.remember(fact, id=str(i)).surprise for i in range(3)]
+    assert surprises[0] > surprises[1] >= surprises[2]
+    new = real_memory.remember("My grandmother taught astronomy in Lima.")
+    assert new.surprise > 1.2 * surprises[-1]
+
+
+def test_the_gate_leaves_dull_texts_unwritten_but_kept(memory: TextMemory):
+    for i in range(40):
+        memory.remember(f"unusual{i} subject{i} matter{i} topic{i} thing{i}")
+    dull = memory.remember("ok")
+    assert not dull.written and "gate" in dull.reason
+    assert memory.get(dull.id).text == "ok"
+    assert memory.recall("ok", 1)[0].id == dull.id
+
+
+def test_explain_shows_what_adds_up_to_the_score(memory: TextMemory):
+    memory.remember("a dog")
+    found = memory.recall("dog", 1, explain=True)[0]
+    total = sum(f["contribution"] for f in found.explanation.values())
+    assert all(f["value"] * f["weight"] == pytest.approx(f["contribution"]) for f in found.explanation.values())
+    import math
+
+    logit = math.log(found.score / (1 - found.score))
+    assert logit == pytest.approx(total + memory._fusion.bias + 0.05 * found.parts.recency, abs=1e-3)
+
+
+def test_export_and_import_give_the_same_answers(memory: TextMemory, tmp_path: Path):
+    memory.persistent_texts = ["Answer briefly."]
+    for i, text in enumerate(["I like tea.", "line\u2028separator\nand break", "I have a dog."]):
+        memory.remember(text, speaker="Ann", time=DAY + timedelta(hours=i), metadata={"i": i})
+    with (tmp_path / "out.jsonl").open("w", encoding="utf-8") as file:
+        assert export_records(memory, file) == 3
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").split("\n")
+    with TextMemory(tmp_path / "copy.db", config=HASHING) as copy:
+        assert import_records(copy, lines) == 3
+        assert import_records(copy, lines) == 0
+        assert copy.persistent_texts == ["Answer briefly."]
+        keep = ("id", "text", "speaker", "time", "metadata", "surprise", "written")
+        ours, theirs = (
+            [{k: r.as_dict()[k] for k in keep} for r in m.records()] for m in (memory, copy)
+        )
+        assert ours == theirs
+        assert copy.recall("dog")[0].score == memory.recall("dog")[0].score
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"id": "a"}', '{"text": "a", "colour": 1}'])
+def test_wrong_lines_are_named(memory: TextMemory, line):
+    with pytest.raises(DataError, match="line 2"):
+        import_records(memory, ['{"text": "fine"}', line])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "s1", "1", "A"]),
+            st.lists(st.sampled_from("dog cat tree house river".split()), min_size=1, max_size=4),
+        ),
+        max_size=12,
+    )
+)
+def test_scopes_never_leak(tmp_path_factory, said):
+    """A scope answers and scores exactly as if it were alone in the file."""
+    folder = tmp_path_factory.mktemp("scopes")
+    for number, (scope, text) in enumerate(said):
+        with TextMemory(folder / "all.db", scope, HASHING) as memory:
+            memory.remember(" ".join(text), id=str(number), time=DAY)
+    for scope in {scope for scope, _ in said}:
+        with (
+            TextMemory(folder / "all.db", scope, HASHING) as shared,
+            TextMemory(folder / f"{scope}-alone.db", scope, HASHING) as alone,
+        ):
+            for number, (other, text) in enumerate(said):
+                if other == scope:
+                    alone.remember(" ".join(text), id=str(number), time=DAY)
+            answers = [
+                [(r.id, r.score, r.parts) for r in m.recall("dog tree", 20)] for m in (shared, alone)
+            ]
+            assert answers[0] == answers[1]
+            assert [r.surprise for r in shared.records()] == [r.surprise for r in alone.records()]
+
+
+def test_threads_share_a_memory(memory: TextMemory):
+    def work(name: str) -> None:
+        for i in range(20):
+            memory.remember(f"{name} said thing {i}")
+            memory.recall("thing", 1)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in ("ann", "bob", "cy")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(memory.records()) == 60
+
+
+def test_large_scopes_find_what_small_ones_find(tmp_path: Path):
+    """Above the exact limit candidates are chosen first; the needle is among them."""
+    with TextMemory(tmp_path / "m.db", config=HASHING) as memory:
+        memory.store.db.execute("PRAGMA synchronous = OFF")
+        for i in range(2200):
+            memory.remember(f"filler{i % 97} talk{i % 31} about day{i}", id=str(i))
+            if i == 700:
+                memory.remember("the purple umbrella is in the hall", id="needle")
+        assert memory.recall("Where is the purple umbrella?", 1)[0].id == "needle"
+
+
+def test_classic_retrieval_ranks_by_cosine_of_o(tmp_path: Path):
+    config = preset("classic").change(encoder="hashing:64")
+    with TextMemory(tmp_path / "m.db", config=config) as memory:
+        for text in ("a dog", "a cat", "a bird"):
+            memory.remember(text)
+        found = memory.recall("dog", 3, threshold=0)
+        assert len(found) == 3 and all(r.score == r.parts.memory for r in found)
+        turn = memory.turn("dog", ScriptedGenerator(["yes"]))
+        assert all(m.score >= config.threshold and m.id != turn.record.id for m in turn.memories)

@@ -1,0 +1,169 @@
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recall.conftest import HASHING
+from titans.errors import StoreError
+from titans.recall import RecallConfig, TextMemory, preset
+from titans.recall.migrations import MIGRATIONS, m001_records, schema_version
+
+
+def make(path: Path) -> bytes:
+    with TextMemory(path, config=HASHING) as memory:
+        memory.remember("I like tea.", id="a")
+    return path.read_bytes()
+
+
+def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path):
+    path = tmp_path / "m.db"
+    make(path)
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="newer version"):
+        TextMemory(path, config=HASHING)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "header"])
+def test_a_damaged_file_is_explained_and_not_overwritten(tmp_path: Path, damage):
+    path = tmp_path / "m.db"
+    content = make(path)
+    broken = {
+        "garbage": b"this is no database, it is a letter to my aunt " * 100,
+        "truncated": content[:5000],
+        "header": b"\0" * 100 + content[100:],
+    }[damage]
+    path.write_bytes(broken)
+    with pytest.raises(StoreError, match=r"damaged|not a store"), TextMemory(path, config=HASHING) as memory:
+        memory.records()
+        memory.recall("tea")
+    assert path.read_bytes() == broken
+
+
+def test_another_programs_database_is_refused(tmp_path: Path):
+    path = tmp_path / "other.db"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE songs (title TEXT)")
+    db.commit()
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        TextMemory(path, config=HASHING)
+    assert path.read_bytes() == before
+
+
+def test_a_mismatched_encoder_or_memory_is_refused(tmp_path: Path):
+    path = tmp_path / "m.db"
+    make(path)
+    with pytest.raises(StoreError, match="written with encoder hashing:64"):
+        TextMemory(path, config=RecallConfig(encoder="hashing:32"))
+    with pytest.raises(StoreError, match="written with neural"):
+        TextMemory(path, config=preset("classic").change(encoder="hashing:64"))
+    with TextMemory(path) as memory:  # without settings the store's own are used
+        assert memory.encoder.name == "hashing:64"
+        assert memory.recall("tea")[0].id == "a"
+
+
+@pytest.mark.parametrize("path", ["/proc/titans/memory.db", "/dev/null/memory.db"])
+def test_a_path_that_cannot_be_written_is_explained(path):
+    with pytest.raises(StoreError, match="cannot be opened"):
+        TextMemory(path, config=HASHING)
+
+
+def test_a_folder_is_not_a_store(tmp_path: Path):
+    with pytest.raises(StoreError, match="cannot be opened"):
+        TextMemory(tmp_path, config=HASHING)
+
+
+def test_a_read_only_store_can_be_read_and_says_so_when_written(tmp_path: Path):
+    path = tmp_path / "m.db"
+    make(path)
+    with TextMemory(path, config=HASHING) as memory:
+        memory.store.db.execute("PRAGMA query_only = ON")
+        with pytest.raises(StoreError, match="read-only"):
+            memory.remember("no")
+        assert len(memory.records()) == 1
+
+
+def test_a_full_disk_loses_nothing_and_says_so(memory: TextMemory):
+    memory.remember("first", id="a")
+    pages = memory.store.db.execute("PRAGMA page_count").fetchone()[0]
+    memory.store.db.execute(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(StoreError, match="disk is full"):
+        for i in range(100):
+            memory.remember(f"filler {i} " * 200, id=f"f{i}")
+    kept = len(memory.records())
+    memory.store.db.execute("PRAGMA max_page_count = 100000")
+    assert memory.remember("after", id="z").is_new
+    assert len(memory.records()) == kept + 1
+    assert memory.recall("after", 1)[0].id == "z"
+
+
+FILE_LIMIT = """
+import sys
+from titans.errors import StoreError
+from titans.recall import TextMemory
+memory = TextMemory(sys.argv[1])
+try:
+    for i in range(1000):
+        memory.remember(f"filler {i} " * 200, id=f"f{i}")
+        print(f"f{i}", flush=True)
+except StoreError as error:
+    print("refused", error)
+"""
+
+
+def test_a_write_that_the_system_cuts_short_keeps_what_was_acknowledged(tmp_path: Path):
+    path = tmp_path / "m.db"
+    make(path)
+
+    def limit() -> None:
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
+
+    done = subprocess.run(
+        [sys.executable, "-c", FILE_LIMIT, str(path)],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.split("\n")
+    acknowledged = [line for line in lines if line.startswith("f")]
+    assert acknowledged and any(line.startswith("refused") for line in lines), done.stderr
+    with TextMemory(path) as memory:
+        assert {r.id for r in memory.records()} >= {"a", *acknowledged}
+
+
+def test_an_old_store_is_brought_up_to_date(tmp_path: Path):
+    db = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
+    m001_records(db)
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    with TextMemory(tmp_path / "old.db", config=HASHING) as memory:
+        assert schema_version(memory.store.db) == len(MIGRATIONS)
+        assert memory.remember("fine").is_new
+
+
+def test_snapshots_are_spread_and_bounded(tmp_path: Path):
+    config = HASHING.change(snapshot_every=2, keep_snapshots=4, gate_quantile=0.0)
+    with TextMemory(tmp_path / "m.db", config=config) as memory:
+        for i in range(60):
+            memory.remember(f"topic{i} word{i} more{i}")
+        seqs = [r[0] for r in memory.store.db.execute("SELECT seq FROM snapshots ORDER BY seq")]
+        assert len(seqs) == 4 and seqs[0] < 20 and seqs[-1] >= 58
+
+
+def test_the_data_folder_is_made(tmp_path: Path):
+    with TextMemory(tmp_path / "a" / "b" / "m.db", config=HASHING) as memory:
+        memory.remember("fine")
+    assert os.path.exists(tmp_path / "a" / "b" / "m.db")
