@@ -69,4 +69,5 @@ def tiny_model(
 
 def tiny_tokens(batch: int = 2, time: int = 29, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, VOCAB, (batch, time), generator=generator)
+    # Token 0 is left for padding.
+    return torch.randint(1, VOCAB, (batch, time), generator=generator)

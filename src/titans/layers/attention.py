@@ -140,7 +140,7 @@ def full_attention(
     rows: Rows,
     past: KeyValues | None,
 ) -> Float[Tensor, "batch time heads dim"]:
-    """Each token sees itself and everything before it. `past` already holds `new` (see `append`)."""
+    """Each token sees itself and all before it. `past` already holds `new` (see `append`)."""
     if past is None or rows.start == 0:
         return attend(queries, new, is_causal=True)
     if rows.is_uniform and rows.time == 1:

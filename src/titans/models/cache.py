@@ -318,5 +318,12 @@ def extend_digest(
     return digest * whole + terms.sum(1)
 
 
+def own_storage(tensor: Tensor) -> Tensor:
+    """The tensor, contiguous, on a storage of its own size: a view would keep a whole call alive."""
+    if tensor.untyped_storage().nbytes() > tensor.nbytes:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.contiguous()
+
+
 def _all_equal(position: Tensor) -> bool:
     return bool((position == position[0]).all())

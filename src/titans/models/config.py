@@ -120,6 +120,10 @@ class TitansConfig(PreTrainedConfig):
             self.memory_head_dim = self.hidden_size // max(self.memory_num_heads, 1)
         _check(self)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = "AutoConfig") -> None:
+        """Nothing to do: saving a model writes the file that Auto classes need."""
+
     @property
     def has_memory(self) -> bool:
         """Whether any layer has a neural memory."""

@@ -18,8 +18,14 @@ from titans.errors import CheckpointError, StateError
 from titans.layers.norm import RMSNorm
 from titans.layers.rows import Rows, compact, scatter_back, take_columns
 from titans.models.block import Block, BlockOutput
-from titans.models.cache import BlockState, TitansCache, extend_digest, layout_of
-from titans.models.checkpoint import AUTO_MAP, check_loading, verify_checksums, write_extras
+from titans.models.cache import BlockState, TitansCache, extend_digest, layout_of, own_storage
+from titans.models.checkpoint import (
+    AUTO_MAP,
+    align_parameters,
+    check_loading,
+    verify_checksums,
+    write_extras,
+)
 from titans.models.config import TitansConfig
 from titans.models.mixer import MemoryMode, Mixer
 from titans.models.report import MemoryReport, summarise
@@ -62,7 +68,7 @@ class TitansPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Embedding and head; every other layer initialises itself when it is made."""
         if isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.embedding_init_std)
+            init.normal_(module.weight, std=float(self.config.embedding_init_std or 0.1))
         elif isinstance(module, nn.Linear) and module is self.get_output_embeddings():
             init.normal_(module.weight, std=self.config.initializer_range)
 
@@ -94,6 +100,7 @@ class TitansPreTrainedModel(PreTrainedModel):
             raise CheckpointError(f"{name}: cannot be loaded ({error})") from error
         model, info = loaded
         check_loading(name, model.config.variant, info)
+        align_parameters(model)
         return (model, info) if wants_info else model
 
     def set_memory_mode(self, mode: MemoryMode) -> None:
@@ -103,6 +110,13 @@ class TitansPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, Mixer):
                 module.memory_mode = mode
+
+    def set_write_threshold(self, threshold: float | None) -> None:
+        """Outside training, write only tokens whose step size reaches this; None: all."""
+        self.config.write_threshold = threshold
+        for module in self.modules():
+            if isinstance(module, Mixer):
+                module.set_write_threshold(threshold)
 
 
 class TitansModel(TitansPreTrainedModel):
@@ -166,7 +180,7 @@ class TitansModel(TitansPreTrainedModel):
         states = self._initial_states(batch) if cache is None else cache.blocks
         outputs = self._blocks(x, states, rows)
         if cache is not None:
-            cache.blocks = [output.state for output in outputs]
+            cache.blocks = [output.state.map(own_storage) for output in outputs]
         final = self.norm(outputs[-1].x)
 
         def expand(hidden: Tensor) -> Tensor:

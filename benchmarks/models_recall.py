@@ -1,0 +1,177 @@
+"""How soon each model learns associative recall (MQAR, vocabulary 256), on one core.
+
+    python benchmarks/models_recall.py --variant mac --length 64 --pairs 4
+    python benchmarks/models_recall.py --variant lmm --length 128 --pairs 8 --minutes 40
+    python benchmarks/models_recall.py --variant lmm --tie --json runs/tied.json
+
+Stops at the accuracy asked for (held-out examples), or when the time is up.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from titans.data.tasks.mqar import MqarTask
+from titans.models import TitansConfig, TitansForCausalLM
+
+EVALUATE_EVERY = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallRun:
+    """One training run."""
+
+    variant: str
+    length: int = 64
+    pairs: int = 4
+    hidden_size: int = 64
+    layers: int = 2
+    window: int = 16
+    learning_rate: float = 3e-3
+    batch: int = 64
+    minutes: float = 10.0
+    target: float = 0.95
+    seed: int = 0
+    random_filler: bool = True
+    settings: dict[str, object] | None = None
+    """Further fields of `TitansConfig`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallResult:
+    """What came of it."""
+
+    accuracy: float
+    seconds: float
+    steps: int
+    parameters: int
+    first_half: float | None
+    """Seconds until half of the queries were answered."""
+    reached: bool
+
+
+def build(run: RecallRun) -> TitansForCausalLM:
+    config = TitansConfig(
+        **{
+            "variant": run.variant,
+            "vocab_size": 256,
+            "hidden_size": run.hidden_size,
+            "num_hidden_layers": run.layers,
+            "num_attention_heads": 2,
+            "intermediate_size": 2 * run.hidden_size,
+            "window": run.window,
+            "segment_len": run.window,
+            "chunk_size": 16,
+            **(run.settings or {}),
+        }
+    )
+    return TitansForCausalLM(config)
+
+
+def accuracy(model: TitansForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> float:
+    model.eval()
+    with torch.no_grad():
+        best = model(tokens, use_cache=False).logits.argmax(-1)
+    model.train()
+    asked = labels != -100
+    return float((best == labels)[asked].float().mean())
+
+
+def train(run: RecallRun) -> RecallResult:
+    """Train until the target or the time limit. MQAR's labels stand at the query: no shift."""
+    torch.manual_seed(run.seed)
+    rng = np.random.default_rng(run.seed)
+    task = MqarTask(
+        length=run.length, num_pairs=run.pairs, vocab_size=256, random_filler=run.random_filler
+    )
+    model = build(run).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate, weight_decay=0.01)
+    held_out = _tensors(task, np.random.default_rng(10_000 + run.seed), 256)
+    begin, steps, got, half = time.perf_counter(), 0, 0.0, None
+    bar = tqdm(unit="step", file=sys.stderr, disable=None)
+    while time.perf_counter() - begin < 60 * run.minutes:
+        tokens, labels = _tensors(task, rng, run.batch)
+        for group in optimizer.param_groups:
+            group["lr"] = run.learning_rate * min(1.0, (steps + 1) / 50)
+        asked = labels != -100
+        logits = model(tokens, use_cache=False).logits[asked]
+        loss = torch.nn.functional.cross_entropy(logits, labels[asked])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        steps += 1
+        bar.update()
+        if steps % EVALUATE_EVERY == 0:
+            got = accuracy(model, *held_out)
+            bar.set_postfix(loss=f"{loss.item():.3f}", accuracy=f"{got:.3f}")
+            if got >= 0.5 and half is None:
+                half = time.perf_counter() - begin
+            if got >= run.target:
+                break
+    bar.close()
+    return RecallResult(
+        accuracy=got,
+        seconds=time.perf_counter() - begin,
+        steps=steps,
+        parameters=sum(p.numel() for p in model.parameters()),
+        first_half=half,
+        reached=got >= run.target,
+    )
+
+
+def _tensors(task: MqarTask, rng: np.random.Generator, size: int) -> tuple[torch.Tensor, ...]:
+    drawn = task.batch(rng, size)
+    return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--variant", required=True)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--target", type=float, default=0.95)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tie", action="store_true", help="tied head, embeddings at 0.02")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=JSON")
+    parser.add_argument("--json", type=Path, help="also write the result here")
+    args = parser.parse_args()
+    settings = {name: json.loads(value) for name, value in (s.split("=", 1) for s in args.set)}
+    if args.tie:
+        settings |= {"tie_word_embeddings": True}
+    run = RecallRun(
+        variant=args.variant,
+        length=args.length,
+        pairs=args.pairs,
+        hidden_size=args.hidden_size,
+        window=args.window,
+        learning_rate=args.learning_rate,
+        batch=args.batch,
+        minutes=args.minutes,
+        target=args.target,
+        seed=args.seed,
+        settings=settings,
+    )
+    result = {"run": asdict(run), "result": asdict(train(run))}
+    print(json.dumps(result))
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

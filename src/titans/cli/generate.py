@@ -1,0 +1,185 @@
+"""`titans generate` (and `titans-infer`): continue a text with a trained model, streaming.
+
+The whole state of a model has constant size, so `--state-out` keeps what was read, however long it
+was, and `--state-in` goes on from it in another process.
+"""
+
+import argparse
+import sys
+
+from titans.errors import CheckpointError, DataError
+
+EXAMPLES = """examples:
+  titans generate runs/mac/checkpoint --prompt "Once upon a time" --max-new-tokens 200
+  titans generate runs/mac/checkpoint --prompt-file book.txt --max-new-tokens 0 --state-out book.state
+  titans generate runs/mac/checkpoint --state-in book.state --prompt "Who is Ahab?" --json
+  cat letter.txt | titans generate runs/mac/checkpoint --temperature 0
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Flags of the command."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("checkpoint", help="folder that `titans train` or save_pretrained wrote")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", help="text to continue")
+    source.add_argument("--prompt-file", help="file with the text; - is standard input")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: most likely token")
+    parser.add_argument("--top-k", type=int, default=0, help="among the k most likely (0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="among the likeliest, up to p")
+    parser.add_argument("--seed", type=int, help="same seed, same text")
+    parser.add_argument("--state-in", metavar="FILE", help="go on from this state")
+    parser.add_argument("--state-out", metavar="FILE", help="save the state after the last token")
+    parser.add_argument(
+        "--memory", choices=("live", "frozen", "off"), default="live", help="what the memory does"
+    )
+    parser.add_argument(
+        "--write-threshold", type=float, help="write only tokens with a step size above this"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the prompt, then write tokens as they come."""
+    import json
+    import time
+
+    import torch
+
+    from titans.models.generation import Sampling, TextStream, continue_from, read
+
+    try:
+        sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    except ValueError as error:
+        print(f"titans generate: {error}", file=sys.stderr)
+        return 2
+    prompt = _prompt(args)
+    model, tokenizer = _load(args)
+    ids = _encode(tokenizer, prompt, is_start=args.state_in is None).to(args.device)
+    cache = _cache(model, args)
+
+    begin = time.perf_counter()
+    logits = _read_with_progress(read, model, ids, cache)
+    read_seconds = time.perf_counter() - begin
+
+    generator = torch.Generator(device=args.device)
+    if args.seed is not None:
+        generator.manual_seed(args.seed)
+    else:
+        generator.seed()
+    tokens = continue_from(
+        model,
+        cache,
+        logits,
+        max_new_tokens=args.max_new_tokens,
+        sampling=sampling,
+        stop_ids=_stop_ids(model, tokenizer),
+        generator=generator,
+    )
+    begin, stream, texts, count = time.perf_counter(), TextStream(tokenizer), [], 0
+    for token in tokens:
+        count += 1
+        texts.append(stream.push(token))
+        if not args.json:
+            print(texts[-1], end="", flush=True)
+    texts.append(stream.finish())
+    seconds = time.perf_counter() - begin
+    if args.state_out:
+        cache.save(args.state_out)
+    if not args.json:
+        print(texts[-1])
+        return 0
+    report = {
+        "text": "".join(texts),
+        "prompt_tokens": ids.shape[1],
+        "new_tokens": count,
+        "position": int(cache.position[0]),
+        "read_seconds": round(read_seconds, 4),
+        "read_tokens_per_second": round(ids.shape[1] / max(read_seconds, 1e-9), 1),
+        "generate_seconds": round(seconds, 4),
+        "generate_tokens_per_second": round(count / max(seconds, 1e-9), 1),
+        "state_bytes": cache.num_bytes,
+        "variant": model.config.variant,
+    }
+    print(json.dumps(report))
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.prompt is not None:
+        text = args.prompt
+    elif args.prompt_file and args.prompt_file != "-":
+        with open(args.prompt_file, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    elif args.prompt_file == "-" or not sys.stdin.isatty():
+        text = sys.stdin.read()
+    else:
+        raise DataError("no prompt: give --prompt TEXT, --prompt-file FILE, or pipe a text in")
+    if not text:
+        raise DataError("the prompt is empty: the model needs at least one token to go on from")
+    return text
+
+
+def _load(args: argparse.Namespace):
+    """Model and tokenizer of a checkpoint folder."""
+    from pathlib import Path
+
+    from transformers import AutoTokenizer
+
+    from titans.models import TitansForCausalLM
+
+    folder = Path(args.checkpoint)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder}: no config.json there; give the folder that `titans train` wrote its "
+            "checkpoint to"
+        )
+    model = TitansForCausalLM.from_pretrained(folder).to(args.device).eval()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{folder}: no tokenizer beside the model ({str(error).splitlines()[0]}); save one "
+            "with tokenizer.save_pretrained(folder)"
+        ) from error
+    model.set_memory_mode(args.memory)
+    if args.write_threshold is not None:
+        model.set_write_threshold(args.write_threshold)
+    return model, tokenizer
+
+
+def _encode(tokenizer, text: str, *, is_start: bool):
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=is_start)["input_ids"]
+    if ids.shape[1] == 0:
+        raise DataError("the prompt holds no token")
+    return ids
+
+
+def _cache(model, args: argparse.Namespace):
+    from titans.models import TitansCache
+
+    if args.state_in is None:
+        return model.new_cache(1)
+    cache = TitansCache.load(args.state_in).to(args.device)
+    cache.check_fits(model.config)
+    if cache.batch != 1:
+        raise DataError(f"{args.state_in}: holds {cache.batch} rows; titans generate takes one")
+    return cache
+
+
+def _read_with_progress(read, model, ids, cache):
+    """Read the prompt; a bar on stderr if it takes longer than two seconds."""
+    from tqdm import tqdm
+
+    with tqdm(
+        total=ids.shape[1], unit="token", desc="reading", delay=2, leave=False, file=sys.stderr
+    ) as bar:
+        return read(model, ids, cache, on_piece=bar.update)
+
+
+def _stop_ids(model, tokenizer) -> frozenset[int]:
+    named = [model.generation_config.eos_token_id, tokenizer.eos_token_id]
+    flat = [i for n in named if n is not None for i in (n if isinstance(n, list) else [n])]
+    return frozenset(flat)
