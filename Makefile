@@ -24,11 +24,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m 'compile and not slow'
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m '(compile or untyped) and not slow'
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m 'not compile'
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m compile
+	$(BIN)/python -m pytest -m 'not compile and not untyped'
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m 'compile or untyped'
 
 check: $(STAMP)
 	$(BIN)/ruff check .

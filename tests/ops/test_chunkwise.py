@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.parity import assert_parity, memory_inputs, random_mask
+from support.parity import OPTIONS, assert_parity, memory_inputs, random_mask
 from titans.ops import Gates, MemoryState, ScanOptions, reference, scan_memory
 
 
@@ -30,32 +30,6 @@ def test_two_hundred_tokens(chunk_size: int, masked: bool) -> None:
 def test_depths(depth: int, bias: bool) -> None:
     inputs = memory_inputs(time=37, depth=depth, bias=bias)
     assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=16)
-
-
-OPTIONS = {
-    "huber": ScanOptions(loss="huber", huber_delta=0.5),
-    "lp": ScanOptions(loss="lp", lp_power=3.0),
-    "lp1.5": ScanOptions(loss="lp", lp_power=1.5),
-    "towards_initial": ScanOptions(forget_towards="initial"),
-    "clip": ScanOptions(max_grad_norm=0.5),
-    "surprise_loss": ScanOptions(surprise_threshold=3.0),
-    "surprise_norm": ScanOptions(surprise_threshold=3.0, surprise_measure="grad_norm"),
-    "skip_unsurprising": ScanOptions(surprise_threshold=3.0, skip_unsurprising=True),
-    "write_threshold": ScanOptions(write_threshold=0.01),
-    "step_limit": ScanOptions(step_limit=0.3),
-    "read_before": ScanOptions(read="before"),
-    "truncated": ScanOptions(gradient="truncated"),
-    "many": ScanOptions(
-        loss="huber",
-        forget_towards="initial",
-        max_grad_norm=1.0,
-        step_limit=0.5,
-        write_threshold=0.005,
-        surprise_threshold=2.0,
-        skip_unsurprising=True,
-        read="before",
-    ),
-}
 
 
 @pytest.mark.parametrize("masks", ["none", "mask", "both"])

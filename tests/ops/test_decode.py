@@ -5,7 +5,7 @@ import torch
 from test_chunkwise import OPTIONS
 
 from support.parity import assert_parity, memory_inputs, random_mask
-from titans.ops import Gates, Surprise, reference, step
+from titans.ops import Gates, ScanOptions, Surprise, reference, step
 
 
 def scan_by_steps(queries, keys, values, gates, state, *, mask=None, write_mask=None, **settings):
@@ -39,5 +39,5 @@ def test_steps_match_the_specification(name: str, masked: bool) -> None:
 
 def test_residual_memory() -> None:
     inputs = memory_inputs(time=9, key_dim=5, value_dim=5)
-    inputs.options = OPTIONS["towards_initial"].__class__(residual=True)
+    inputs.options = ScanOptions(residual=True)
     assert_parity(scan_by_steps, reference.scan_memory, inputs, chunk_size=4)

@@ -29,6 +29,7 @@ def test_equals_the_sequential_scan(time: int, with_initial: bool) -> None:
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.untyped
 def test_shapes_must_agree() -> None:
-    with pytest.raises(Exception, match=r"one shape|type-check"):
+    with pytest.raises(ValueError, match="one shape"):
         associative_scan(torch.ones(3, 2), torch.ones(4, 2))

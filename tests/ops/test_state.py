@@ -204,14 +204,14 @@ def test_select_reset_detach_clone_to() -> None:
 
 
 def test_surprise_falls_when_a_chunk_repeats() -> None:
-    inputs = memory_inputs(time=16, largest_step=0.1)
+    inputs = memory_inputs(time=4, key_dim=8, hidden=16)
     alpha, eta, theta = inputs.gates
-    gates = Gates(torch.zeros_like(alpha), torch.full_like(eta, 0.3), torch.full_like(theta, 0.02))
+    gates = Gates(torch.zeros_like(alpha), torch.full_like(eta, 0.3), torch.full_like(theta, 0.05))
     state, losses = MemoryState.initial(inputs.layers, 2), []
     for _ in range(6):
         _, state, surprise = scan_memory(
             inputs.queries, inputs.keys, inputs.values, gates, state,
-            chunk_size=16, return_surprise=True,
+            chunk_size=4, return_surprise=True,
         )  # fmt: skip
         losses.append(surprise.loss.mean().item())
     assert all(later < earlier for earlier, later in zip(losses[:-1], losses[1:], strict=True))

@@ -151,3 +151,30 @@ def assert_parity(
     expected_values, expected_gradients = run(reference, inputs, chunk_size)
     assert_close(values, expected_values, tolerance)
     assert_close(gradients, expected_gradients, tolerance)
+
+
+OPTIONS = {
+    "huber": ScanOptions(loss="huber", huber_delta=0.5),
+    "lp": ScanOptions(loss="lp", lp_power=3.0),
+    "lp1.5": ScanOptions(loss="lp", lp_power=1.5),
+    "towards_initial": ScanOptions(forget_towards="initial"),
+    "clip": ScanOptions(max_grad_norm=0.5),
+    "surprise_loss": ScanOptions(surprise_threshold=3.0),
+    "surprise_norm": ScanOptions(surprise_threshold=3.0, surprise_measure="grad_norm"),
+    "skip_unsurprising": ScanOptions(surprise_threshold=3.0, skip_unsurprising=True),
+    "write_threshold": ScanOptions(write_threshold=0.01),
+    "step_limit": ScanOptions(step_limit=0.3),
+    "read_before": ScanOptions(read="before"),
+    "truncated": ScanOptions(gradient="truncated"),
+    "many": ScanOptions(
+        loss="huber",
+        forget_towards="initial",
+        max_grad_norm=1.0,
+        step_limit=0.5,
+        write_threshold=0.005,
+        surprise_threshold=2.0,
+        skip_unsurprising=True,
+        read="before",
+    ),
+}
+"""Every option of a scan, alone, and many together."""

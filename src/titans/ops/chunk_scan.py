@@ -97,9 +97,8 @@ def chunk_forward(
 ) -> ChunkResult:
     """Write and read one chunk."""
     biased, options = list(plan.biased), plan.options
-    if start is None:
-        start = chunk_start(packed, base)
-    recall = cm.recall_keys(tokens.keys, tokens.values, start, biased, options)
+    at = chunk_start(packed, base) if start is None else start
+    recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
     alpha, eta = acting_gates(tokens, verdict.active)
     mixed = cm.coefficients(alpha, eta, verdict.active)

@@ -53,8 +53,8 @@ class NetworkMemory:
         return functional_call(self.module, dict(zip(self.names, parameters, strict=True)), (x,))
 
     def read(
-        self, queries: Float[Tensor, "batch time heads dim"], state: MemoryState
-    ) -> Float[Tensor, "batch time heads dim"]:
+        self, queries: Float[Tensor, "batch time heads key_dim"], state: MemoryState
+    ) -> Float[Tensor, "batch time heads value_dim"]:
         """Read every query at the weights of `state`."""
         with torch.autocast(device_type=queries.device.type, enabled=False):
             rows = to_rows(queries.to(state.dtype))
@@ -64,9 +64,9 @@ class NetworkMemory:
 
     def scan(
         self,
-        queries: Float[Tensor, "batch time heads dim"],
-        keys: Float[Tensor, "batch time heads dim"],
-        values: Float[Tensor, "batch time heads dim"],
+        queries: Float[Tensor, "batch time heads key_dim"],
+        keys: Float[Tensor, "batch time heads key_dim"],
+        values: Float[Tensor, "batch time heads value_dim"],
         gates: Gates,
         state: MemoryState,
         *,
@@ -74,7 +74,7 @@ class NetworkMemory:
         mask: Bool[Tensor, "batch time"] | None = None,
         write_mask: Bool[Tensor, "batch time"] | None = None,
         options: ScanOptions,
-    ) -> tuple[Float[Tensor, "batch time heads dim"], MemoryState, Surprise]:
+    ) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Surprise]:
         """`ops.scan_memory` for this network, always with the surprise."""
         result_dtype = values.dtype
         with torch.autocast(device_type=keys.device.type, enabled=False):

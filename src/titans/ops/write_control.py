@@ -63,22 +63,24 @@ class Moved(NamedTuple):
 
 
 def project_on_gradients(
-    recall: Recall, packed: list[Tensor], start: list[Tensor], base: list[Tensor] | None
+    recall: Recall, packed: list[Tensor], start: list[Tensor] | None, base: list[Tensor] | None
 ) -> Moved:
-    """Inner products of every token's gradient with the memory, without forming a gradient."""
-    by_weights = by_momentum = offset = None
+    """Inner products of every token's gradient with the memory, without forming a gradient.
+
+    `start` is the start of an open chunk, or None for a fresh one, which starts where it is.
+    """
+    by_weights, by_momentum, offset = [], [], []
     for layer, both in enumerate(packed):
         a, delta = recall.inputs[layer], recall.deltas[layer]
         weight, momentum = both.chunk(2, dim=-1)
-        w = (torch.bmm(a, weight.mT) * delta).sum(-1)
-        s = (torch.bmm(a, momentum.mT) * delta).sum(-1)
-        rest = -start[layer] if base is None else base[layer] - start[layer]
-        o = (torch.bmm(a, rest.mT) * delta).sum(-1)
-        by_weights = w if by_weights is None else by_weights + w
-        by_momentum = s if by_momentum is None else by_momentum + s
-        offset = o if offset is None else offset + o
-    assert by_weights is not None and by_momentum is not None and offset is not None
-    return Moved(by_weights, by_momentum, offset)
+        by_weights.append((torch.bmm(a, weight.mT) * delta).sum(-1))
+        by_momentum.append((torch.bmm(a, momentum.mT) * delta).sum(-1))
+        if start is None:
+            offset.append(-by_weights[-1])
+        else:
+            rest = -start[layer] if base is None else base[layer] - start[layer]
+            offset.append((torch.bmm(a, rest.mT) * delta).sum(-1))
+    return Moved(*(sum(parts[1:], parts[0]) for parts in (by_weights, by_momentum, offset)))
 
 
 def momentum_allowance(eta: Tensor) -> Tensor:

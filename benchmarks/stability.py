@@ -1,0 +1,128 @@
+"""Does the memory stay alive? Repeated keys at every chunk size, and long soaks.
+
+    python benchmarks/stability.py repeat
+    python benchmarks/stability.py soak --tokens 64k --text FILE      # bytes of a text
+    python benchmarks/stability.py soak --tokens 2m                   # noise, needles every 10k
+
+`repeat` compares the bare recurrence with the stabiliser. `soak` streams tokens through a default
+layer of each kind of forgetting, hides a passage every 10,000 tokens, and reports at the end
+whether the weights are finite and whether the memory still learns: how far the surprise of a
+fresh passage of 16 tokens falls when it is read 16 times.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from titans import MLP, NeuralMemory, ScanOptions
+from titans.layers.memory import STABLE
+from titans.ops import Gates, MemoryState, scan_memory
+
+CHUNKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def repeated_keys(chunk: int, depth: int, eta: float, limit: float | None) -> dict[str, float]:
+    """Loss at the end and at its worst, relative to the first, over 4,096 equal tokens."""
+    torch.manual_seed(0)
+    width, hidden, time = 32, 64, 4096
+    sizes = [width, *[hidden] * (depth - 1), width]
+    layers = [torch.randn(1, o, i) * i**-0.5 for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
+    key = torch.nn.functional.normalize(torch.randn(1, 1, 1, width), dim=-1)
+    keys, values = key.expand(1, time, 1, width), torch.randn(1, 1, 1, width).expand(1, time, 1, -1)
+    gates = Gates(*(torch.full((1, time, 1), g) for g in (0.0, eta, 0.5)))
+    with torch.no_grad():
+        _, _, surprise = scan_memory(
+            keys, keys, values, gates, MemoryState.initial(layers, 1), chunk_size=chunk,
+            options=ScanOptions(step_limit=limit), return_surprise=True,
+        )  # fmt: skip
+    loss = surprise.loss.flatten()
+    return {"end": (loss[-1] / loss[0]).item(), "worst": (loss.max() / loss[0]).item()}
+
+
+def repeat() -> list[dict[str, object]]:
+    rows = []
+    for limit in (None, 1.0):
+        for depth in (1, 2):
+            for eta in (0.0, 0.5, 0.9):
+                for chunk in CHUNKS:
+                    found = repeated_keys(chunk, depth, eta, limit)
+                    rows.append(
+                        {"step_limit": limit, "depth": depth, "eta": eta, "chunk": chunk} | found
+                    )
+    return rows
+
+
+def token_source(text: Path | None, tokens: int, dim: int) -> torch.Tensor:
+    """Byte ids of the text (repeated if short), or uniform noise."""
+    if text is None:
+        return torch.randint(0, 256, (tokens,))
+    raw = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
+    return raw.repeat(-(-tokens // len(raw)))[:tokens]
+
+
+def learns(memory: NeuralMemory, state: object, passage: torch.Tensor) -> float:
+    """Surprise of a passage at its sixteenth reading, relative to its first."""
+    losses = []
+    for _ in range(16):
+        _, state, surprise = memory(passage, state, return_surprise=True)
+        losses.append(surprise.loss.mean().item())
+    return losses[-1] / losses[0]
+
+
+@torch.no_grad()
+def soak(tokens: int, text: Path | None) -> list[dict[str, object]]:
+    dim, block = 64, 10_000
+    torch.manual_seed(0)
+    ids, embed = token_source(text, tokens, dim), torch.randn(256, dim)
+    rows = []
+    for towards in ("initial", "zero"):
+        torch.manual_seed(1)
+        options = ScanOptions(**{**vars(STABLE), "forget_towards": towards})
+        memory = NeuralMemory(dim, num_heads=2, memory=MLP(depth=2), chunk_size=64, options=options)
+        passages = torch.randn(2, 1, 16, dim)
+        start = learns(memory, None, passages[0])
+        state = None
+        bar = tqdm(range(0, tokens, block), desc=f"soak, towards {towards}", file=sys.stderr)
+        for begin in bar:
+            x = embed[ids[begin : begin + block]][None]
+            x = torch.cat([x, torch.randn(1, 16, dim)], dim=1)
+            _, state = memory(x, state)
+        assert state is not None
+        weights = [w.norm().item() for w in state.memory.weights]
+        rows.append(
+            {
+                "forget_towards": towards,
+                "tokens": tokens,
+                "finite": all(torch.isfinite(w).all().item() for w in state.memory.weights),
+                "weight_norms": weights,
+                "initial_norms": [w.norm().item() for w in state.memory.initial_weights],
+                "learns_at_start": start,
+                "learns_at_end": learns(memory, state, passages[1]),
+            }
+        )
+    return rows
+
+
+def count(text: str) -> int:
+    scale = {"k": 1024, "m": 1024**2}.get(text[-1].lower(), 1)
+    return int(text.rstrip("kKmM")) * scale
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["repeat", "soak"])
+    parser.add_argument("--tokens", type=count, default=count("64k"))
+    parser.add_argument("--text", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = repeat() if args.what == "repeat" else soak(args.tokens, args.text)
+    for row in rows:
+        print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

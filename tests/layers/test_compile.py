@@ -1,0 +1,39 @@
+"""`torch.compile`: the compiled chunk step equals the eager one; a compiled layer trains.
+
+Annotations that execute cannot be compiled, so this runs apart (`make test`), marker `compile`.
+"""
+
+import pytest
+import torch
+
+from titans import NeuralMemory, ScanOptions
+from titans.layers.memory import STABLE
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.mark.parametrize("options", [ScanOptions(), STABLE], ids=["paper", "stable"])
+def test_compiled_chunk_step_equals_eager(options: ScanOptions) -> None:
+    x = torch.randn(2, 20, 16)
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        settings = ScanOptions(**{**vars(options), "compiled": compiled})
+        memory = NeuralMemory(16, num_heads=2, chunk_size=8, options=settings)
+        y, state = memory(x)
+        y.square().sum().backward()
+        found.append((y, state.memory.weights[0], memory.key_proj.weight.grad))
+    for eager, fast in zip(*found, strict=True):
+        torch.testing.assert_close(fast, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_layer_trains() -> None:
+    torch.manual_seed(0)
+    memory = NeuralMemory(16, num_heads=2, chunk_size=8)
+    compiled = torch.compile(memory)
+    x = torch.randn(2, 20, 16)
+    eager, _ = memory(x)
+    y, _ = compiled(x)
+    torch.testing.assert_close(y, eager, rtol=1e-4, atol=1e-5)
+    y.square().sum().backward()
+    assert all(p.grad is not None for p in memory.parameters())

@@ -1,0 +1,272 @@
+"""The layer: streaming, masks, gradients, stability, and each part switched off."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from titans import MLP, GateSettings, NeuralMemory, NeuralMemoryState, Parts, ScanOptions
+from titans.errors import StateError
+from titans.layers.memory_networks import (
+    FactorisedMemory,
+    GatedMemory,
+    SwiGLUMemory,
+    linear,
+    residual_mlp,
+)
+
+NETWORKS = {
+    "mlp": MLP(),
+    "linear": linear(),
+    "deep": MLP(depth=3, bias=True),
+    "residual": residual_mlp(),
+    "gated": GatedMemory(8, 12),
+    "swiglu": SwiGLUMemory(8, 16),
+    "factorised": FactorisedMemory(8, 3),
+}
+
+
+NO_PROJ = Parts(output_proj=False)
+
+
+def layer(network: str = "mlp", **settings) -> NeuralMemory:
+    settings = {"num_heads": 2, "chunk_size": 8, "memory": NETWORKS[network]} | settings
+    return NeuralMemory(16, **settings).double()
+
+
+def tokens(batch: int = 2, time: int = 21, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, time, 16, generator=g, dtype=torch.float64)
+
+
+def assert_same_state(a: NeuralMemoryState, b: NeuralMemoryState) -> None:
+    theirs = b.named_tensors()
+    for name, tensor in a.named_tensors().items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-10, atol=1e-11, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["token", "chunk", "constant"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_any_split_and_single_tokens_equal_the_whole(network: str, kind: str) -> None:
+    memory, x = layer(network, gates=GateSettings(kind=kind)), tokens()  # type: ignore[arg-type]
+    whole, final = memory(x)
+    with torch.no_grad():
+        for cuts in ([5, 8, 9], list(range(1, 21))):
+            state, parts = None, []
+            for begin, end in zip([0, *cuts], [*cuts, 21], strict=True):
+                y, state = memory(x[:, begin:end], state)
+                parts.append(y)
+            torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-11)
+            assert state is not None
+            assert_same_state(state, final)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_parameter_gets_a_gradient(network: str) -> None:
+    memory = layer(network)
+    y, _ = memory(tokens())
+    y.square().sum().backward()
+    for name, parameter in memory.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("mode", ["full", "truncated"])
+def test_projections_learn_in_both_gradient_modes(mode: str) -> None:
+    """Truncation drops the second order, not the dependence on keys and values."""
+    memory = layer(options=ScanOptions(gradient=mode, step_limit=1.0))  # type: ignore[arg-type]
+    y, _ = memory(tokens())
+    y.square().sum().backward()
+    for name in ("query_proj", "key_proj", "value_proj", "gates.proj", "memory_0", "memory_1"):
+        parameter = memory.get_parameter(name if name.startswith("mem") else f"{name}.weight")
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_causality_and_batch_isolation_to_the_bit(network: str) -> None:
+    memory, x = layer(network), tokens()
+    with torch.no_grad():
+        before, _ = memory(x)
+        changed = x.clone()
+        changed[:, 12] += 1.0
+        after, _ = memory(changed)
+        assert torch.equal(before[:, :12], after[:, :12])
+        assert not torch.equal(before[:, 12:], after[:, 12:])
+        other = x.clone()
+        other[1] = tokens(seed=5)[1]
+        assert torch.equal(memory(other)[0][0], before[0])
+
+
+@pytest.mark.parametrize("kind", ["token", "chunk"])
+@pytest.mark.parametrize("network", ["mlp", "swiglu"])
+def test_padding_anywhere_changes_nothing(network: str, kind: str) -> None:
+    """Two calls with masks equal the rows without their padding."""
+    memory, x = layer(network, gates=GateSettings(kind=kind)), tokens(time=30)  # type: ignore[arg-type]
+    mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(4)) > 0.4
+    state, parts = None, []
+    for begin, end in ((0, 13), (13, 30)):
+        y, state = memory(x[:, begin:end], state, mask=mask[:, begin:end])
+        parts.append(y)
+    y = torch.cat(parts, 1)
+    assert (y[~mask] == 0).all()
+    assert state is not None
+    for row in range(2):
+        alone, final = memory(x[row : row + 1, mask[row]])
+        torch.testing.assert_close(y[row][mask[row]], alone[0], rtol=1e-10, atol=1e-11)
+        assert_same_state(state.select([row]), final)
+
+
+def test_write_mask_reads_without_writing() -> None:
+    memory, x = layer(), tokens()
+    nothing = torch.zeros(2, 21, dtype=torch.bool)
+    _, state = memory(x, write_mask=nothing)
+    first = memory.initial_state(2)
+    for a, b in zip(state.memory.weights, first.memory.weights, strict=True):
+        torch.testing.assert_close(a, b)
+    assert state.position.tolist() == [21, 21]
+
+
+@pytest.mark.parametrize("network", ["mlp", "gated"])
+def test_read_writes_nothing_and_streams(network: str) -> None:
+    memory, x = layer(network), tokens()
+    state = memory.write(x)
+    whole, after = memory.read(x, state)
+    for name, tensor in state.named_tensors().items():
+        if name != "read_tail":
+            assert torch.equal(tensor, after.named_tensors()[name]), name
+    first, middle = memory.read(x[:, :7], state)
+    second, _ = memory.read(x[:, 7:], middle)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[1, :4] = False
+    masked, _ = memory.read(x, state, mask=mask)
+    alone, _ = memory.read(x[1:, 4:], state.select([1]))
+    torch.testing.assert_close(masked[1:, 4:], alone)
+    assert (masked[1, :4] == 0).all()
+
+
+def test_write_is_forward_without_output() -> None:
+    memory, x = layer(), tokens()
+    assert_same_state(memory.write(x), memory(x)[1])
+
+
+def test_save_load_reset(tmp_path) -> None:
+    memory, x = layer(gates=GateSettings(kind="chunk")), tokens()
+    whole, final = memory(x)
+    _, middle = memory(x[:, :11])
+    middle.save(tmp_path / "state.safetensors")
+    y, state = memory(x[:, 11:], NeuralMemoryState.load(tmp_path / "state.safetensors"))
+    torch.testing.assert_close(y, whole[:, 11:])
+    assert_same_state(state, final)
+    reset = memory.reset(final, torch.tensor([True, False]))
+    assert_same_state(reset.select([0]), memory.initial_state(1))
+    assert_same_state(reset.select([1]), final.select([1]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"parts": Parts(conv_size=0)},
+        {"parts": Parts(activation=False)},
+        {"parts": Parts(normalize=False, bias=True)},
+        {"parts": Parts(output_norm=False, output_gate=False, output_proj=False)},
+        {"gates": GateSettings(use_momentum=False)},
+        {"gates": GateSettings(use_forgetting=False)},
+        {
+            "gates": GateSettings(
+                kind="constant", forget_init=0.02, momentum_init=0.9, step_init=0.01
+            )
+        },
+        {"init": "random"},
+        {"init": "zero_last"},
+        {"head_dim": 4},
+    ],
+)
+def test_parts_can_be_switched(settings: dict) -> None:
+    memory, x = layer(**settings), tokens()
+    y, _, surprise = memory(x, return_surprise=True)
+    assert y.shape == x.shape and torch.isfinite(y).all()
+    assert surprise.loss.shape == (2, 21, 2)
+    continued, _ = memory(x[:, 9:], memory(x[:, :9])[1])
+    torch.testing.assert_close(continued, y[:, 9:])
+    if settings.get("init") == "random":
+        assert not any(name.startswith("memory_") for name, _ in memory.named_parameters())
+    if settings.get("init") == "zero_last":
+        empty, _ = memory.read(x, memory.initial_state(2))
+        assert empty.abs().max() == 0
+
+
+def test_constant_gates_are_the_constants() -> None:
+    gates = GateSettings(kind="constant", forget_init=0.02, momentum_init=0.9, step_init=0.01)
+    memory = layer(gates=gates)
+    found, _ = memory.gates(tokens(), torch.zeros(2, dtype=torch.long), torch.zeros(2, 3, 2), None)
+    for gate, value in zip(found, (0.02, 0.9, 0.01), strict=True):
+        torch.testing.assert_close(gate, torch.full_like(gate, value))
+
+
+def test_surprise_falls_on_repetition_and_rises_for_news() -> None:
+    memory, x = layer().float(), tokens(time=8).float()
+    state, losses = None, []
+    with torch.no_grad():
+        for _ in range(8):
+            _, state, surprise = memory(x, state, return_surprise=True)
+            losses.append(surprise.loss.mean().item())
+        _, _, news = memory(tokens(time=8, seed=9).float(), state, return_surprise=True)
+    assert losses[1] < losses[0] and losses[-1] < 0.5 * losses[0]
+    assert news.loss.mean().item() > 2 * losses[-1]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("chunk_size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
+def test_repeated_tokens_are_stable_at_every_chunk_size(chunk_size: int, depth: int) -> None:
+    """The same token 1,024 times, with the strongest steps the gates can make: a deep memory may
+    overshoot at first, but it settles."""
+    torch.manual_seed(1)
+    gates = GateSettings(step_init=0.99, momentum_init=0.9)
+    memory = NeuralMemory(
+        16, num_heads=2, memory=MLP(depth=depth), chunk_size=chunk_size, gates=gates
+    )
+    x = torch.randn(1, 1, 16).expand(1, 1024, 16)
+    with torch.no_grad():
+        y, state, surprise = memory(x, return_surprise=True)
+    assert torch.isfinite(y).all()
+    assert all(torch.isfinite(w).all() for w in state.memory.weights)
+    first = surprise.loss[:, 0].max()
+    assert surprise.loss.max() < 25 * first
+    assert surprise.loss[:, -1].max() < 0.2 * first
+
+
+def test_autocast_keeps_the_state_in_float32() -> None:
+    memory, x = layer().float(), tokens().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = memory(x)
+    assert y.dtype == torch.bfloat16
+    assert state.memory.dtype == torch.float32
+    exact, _ = memory(x)
+    assert (y.float() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: NeuralMemory(10, num_heads=3), ValueError, "head_dim"),
+        (lambda: NeuralMemory(8, chunk_size=0), ValueError, "chunk_size"),
+        (lambda: NeuralMemory(8, init="ones"), ValueError, "ones"),
+        (lambda: NeuralMemory(8, head_dim=3, parts=NO_PROJ), ValueError, "equal dim"),
+        (lambda: MLP(depth=0), ValueError, "depth"),
+        (lambda: GateSettings(kind="row"), ValueError, "row"),
+        (lambda: GateSettings(step_init=2.0), ValueError, "step_max"),
+        (lambda: layer()(tokens()[:, :0]), ValueError, "empty"),
+        (lambda: layer()(tokens(), layer().initial_state(3)), StateError, "3 rows"),
+        (lambda: layer()(tokens(), layer("deep").initial_state(2)), StateError, "configuration"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_value(make, error, message) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.untyped
+def test_wrong_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[batch, time, 16\]"):
+        layer()(torch.randn(1, 3, 15, dtype=torch.float64))

@@ -1,0 +1,59 @@
+"""Imports point one way: ops <- layers <- models <- training, evaluation, analysis <- cli."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "titans"
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "ops": set(),
+    "layers": {"ops"},
+    "models": {"ops", "layers"},
+    "data": set(),
+    "training": {"ops", "layers", "models", "data"},
+    "analysis": {"ops", "layers", "models", "data"},
+    "recall": {"ops", "layers"},
+    "evaluation": {"ops", "layers", "models", "data", "training", "recall"},
+    "cli": {"ops", "layers", "models", "data", "training", "analysis", "recall", "evaluation"},
+}
+"""Package -> packages that it may import, besides itself and `titans.errors`."""
+
+
+def imported_packages(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+            if node.module == "titans":
+                names = [f"titans.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "titans" and len(parts) > 1:
+                found.add(parts[1])
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_imports_point_down(package: str) -> None:
+    files = list((SOURCE / package).rglob("*.py"))
+    for path in files:
+        extra = imported_packages(path) - MAY_IMPORT[package] - {package, "errors"}
+        public = {"GateSettings", "MLP", "NeuralMemory", "NeuralMemoryState", "Parts"}
+        assert not extra - public, f"{path.relative_to(SOURCE)} imports {sorted(extra)}"
+
+
+def test_every_package_is_listed() -> None:
+    packages = {p.name for p in SOURCE.iterdir() if p.is_dir() and any(p.glob("*.py"))}
+    assert packages <= set(MAY_IMPORT), packages - set(MAY_IMPORT)
+
+
+def test_modules_have_docstrings_and_stay_small() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+        assert len(text.splitlines()) <= 500, f"{path} has over 500 lines"
