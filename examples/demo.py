@@ -79,10 +79,8 @@ def find_needles(names: tuple[str, ...] = ("needle-mac", "needle-swa")) -> None:
     demo = run_demo(there)
     print(f"\na text of {demo.length:,} words, {len(demo.questions)} needles: {demo.excerpt}")
     for reader in demo.readers:
-        found = demo.found(reader.name)
-        print(
-            f"  {reader.name:<12} ({reader.num_parameters:,} parameters) found {found} of {len(demo.questions)}"
-        )
+        found = f"{demo.found(reader.name)} of {len(demo.questions)}"
+        print(f"  {reader.name:<12} {reader.num_parameters:>9,} parameters, found {found}")
     draw_demo(demo, OUT / "needles.png")
     print(f"picture: {OUT / 'needles.png'}")
 

@@ -9,7 +9,11 @@ import torch
 from titans import NeuralMemory, ScanOptions
 from titans.layers.memory import STABLE
 
-pytestmark = pytest.mark.compile
+# torch's tracer looks at the .grad of intermediate tensors and warns of it itself.
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+]
 
 
 @pytest.mark.parametrize("options", [ScanOptions(), STABLE], ids=["paper", "stable"])

@@ -268,7 +268,9 @@ class NeuralMemory(nn.Module):
     ) -> tuple[Tensor, MemoryState, Surprise]:
         if self.network is not None:
             return self.network.scan(
-                *tokens,
+                tokens[0],
+                tokens[1],
+                tokens[2],
                 gates,
                 memory,
                 chunk_size=self.chunk_size,
@@ -276,24 +278,25 @@ class NeuralMemory(nn.Module):
                 write_mask=write_mask,
                 options=self.options,
             )
-        if tokens[0].shape[1] == 1 and not torch.is_grad_enabled():
-            now = [t[:, 0] for t in tokens]
-            masks = [None if m is None else m[:, 0] for m in (mask, write_mask)]
-            out, memory, surprise = ops.step(
-                now[0],
-                now[1],
-                now[2],
+        queries, keys, values = tokens
+        if queries.shape[1] == 1 and not torch.is_grad_enabled():
+            out, memory, surprise = ops.step(  # pyright: ignore[reportAssignmentType]
+                queries[:, 0],
+                keys[:, 0],
+                values[:, 0],
                 Gates(*(g[:, 0] for g in gates)),
                 memory,
                 chunk_size=self.chunk_size,
-                mask=masks[0],
-                write_mask=masks[1],
+                mask=None if mask is None else mask[:, 0],
+                write_mask=None if write_mask is None else write_mask[:, 0],
                 options=self.options,
                 return_surprise=True,
             )
             return out[:, None], memory, Surprise(*(s[:, None] for s in surprise))
         return ops.scan_memory(
-            *tokens,
+            queries,
+            keys,
+            values,
             gates,
             memory,
             chunk_size=self.chunk_size,
@@ -301,7 +304,7 @@ class NeuralMemory(nn.Module):
             write_mask=write_mask,
             options=self.options,
             return_surprise=True,
-        )
+        )  # type: ignore[return-value]
 
     def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
         """Projection -> convolution -> SiLU -> heads -> L2 norm."""

@@ -260,7 +260,7 @@ class ChunkScan(torch.autograd.Function):
         results: list[ChunkResult] = []
         borders: list[Border] = []
         begin, since_border = 0, TOKENS_PER_BORDER
-        given: list[Tensor] | None = None
+        given, before = start, packed
         for index, length in enumerate(plan.pieces):
             if since_border >= TOKENS_PER_BORDER:
                 borders.append(Border(index, begin, packed))
@@ -287,7 +287,9 @@ class ChunkScan(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: D102
+    def backward(  # noqa: D102  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         tokens, packed, start, base = _unpack(plan, ctx.saved_tensors)
         run, run_backward = _chunk_functions(plan.options)
@@ -299,6 +301,7 @@ class ChunkScan(torch.autograd.Function):
         d_tokens = [torch.empty_like(t) for t in tokens[:6]]  # type: ignore[arg-type]
         d_base = [torch.zeros_like(b) for b in base] if base is not None else None
         end, stop = tokens.keys.shape[1], len(plan.pieces)
+        d_first: list[Tensor] | None = None
         for border in reversed(ctx.borders):
             memories = _replay(border, stop, tokens, start, base, plan, run)
             for piece in range(stop - 1, border.piece - 1, -1):
@@ -317,19 +320,12 @@ class ChunkScan(torch.autograd.Function):
                 )
                 for whole, part in zip(d_tokens, found.tokens[:6], strict=True):
                     whole[:, begin:end] = part  # type: ignore[assignment]
-                d_packed, end = found.packed, begin
+                d_packed, d_first, end = found.packed, found.start, begin
                 if d_base is not None and found.base is not None:
                     d_base = [a.add_(b) for a, b in zip(d_base, found.base, strict=True)]
             stop = border.piece
-        d_first = found.start if found.start is not None else [None] * plan.depth
-        return (
-            None,
-            *d_tokens,
-            None,
-            *d_packed,
-            *(d_first if plan.resumed else []),
-            *(d_base or []),
-        )
+        by_start = (d_first or [None] * plan.depth) if plan.resumed else []
+        return (None, *d_tokens, None, *d_packed, *by_start, *(d_base or []))
 
 
 class Border(NamedTuple):
@@ -362,7 +358,9 @@ def _replay(
 def _unpack(
     plan: Plan, tensors: tuple[Tensor | None, ...]
 ) -> tuple[Tokens, list[Tensor], list[Tensor] | None, list[Tensor] | None]:
-    tokens, rest, depth = Tokens(*tensors[:7]), list(tensors[7:]), plan.depth  # type: ignore[arg-type]
+    # Detached: `torch.compile` looks at the .grad of what it is given, and warns.
+    plain = [None if t is None else t.detach() for t in tensors]
+    tokens, rest, depth = Tokens(*plain[:7]), plain[7:], plan.depth  # type: ignore[arg-type]
     packed = rest[:depth]
     start = rest[depth : 2 * depth] if plan.resumed else None
     base = rest[-depth:] if plan.has_base else None

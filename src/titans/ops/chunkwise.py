@@ -10,13 +10,14 @@ from torch import Tensor
 
 from titans.ops.checks import check_scan
 from titans.ops.chunk_scan import ChunkScan, Plan
+from titans.ops.eager import eager
 from titans.ops.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
 from titans.ops.options import ScanOptions
 from titans.ops.ragged import RaggedRows, align_rows
 from titans.ops.state import Gates, MemoryState, Surprise
 
 
-@torch.compiler.disable
+@eager
 def scan_memory(
     queries: Float[Tensor, "batch time heads key_dim"],
     keys: Float[Tensor, "batch time heads key_dim"],

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from titans.ops import chunk_math as cm
 from titans.ops.checks import check_scan
+from titans.ops.eager import eager
 from titans.ops.layout import bias_pattern, pack, stack, unstack
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
@@ -16,7 +17,7 @@ from titans.ops.state import Gates, MemoryState, Surprise
 from titans.ops.write_control import Verdict, judge_writes, project_on_gradients, stabilise
 
 
-@torch.compiler.disable
+@eager
 def step(
     query: Float[Tensor, "batch heads key_dim"],
     key: Float[Tensor, "batch heads key_dim"],

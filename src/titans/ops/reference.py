@@ -75,7 +75,7 @@ def _absorb(
     start = _where(opens, state.weights, state.chunk_weights)
 
     loss, gradient, error = _surprise(key, value, start, options)
-    norm = torch.sqrt(sum(g.flatten(2).square().sum(-1) for g in gradient)).detach()
+    norm = torch.stack([g.flatten(2).norm(dim=-1) for g in gradient]).norm(dim=0).detach()
 
     # Which tokens write, and how strongly.
     active = (real & may_write)[:, None].expand_as(theta)

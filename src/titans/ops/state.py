@@ -5,7 +5,7 @@ changes. It is a value: no method alters it, each returns a new one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,13 +170,14 @@ class MemoryState:
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor under a flat name, for saving and comparing."""
-        named: dict[str, Tensor] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, tuple):
-                named.update({f"{field.name}.{i}": t for i, t in enumerate(value)})
-            else:
-                named[field.name] = value
+        groups = {
+            "weights": self.weights,
+            "momentum": self.momentum,
+            "chunk_weights": self.chunk_weights,
+            "initial_weights": self.initial_weights,
+        }
+        named = {f"{name}.{i}": t for name, group in groups.items() for i, t in enumerate(group)}
+        named["position"] = self.position
         return named
 
     @classmethod
