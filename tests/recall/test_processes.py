@@ -80,8 +80,7 @@ def kill_writers(path: Path, times: int) -> None:
         acknowledged.add(writer.stdout.readline().strip())
         time.sleep(rng.random() * 0.05)
         writer.send_signal(signal.SIGKILL)
-        acknowledged.update(writer.stdout.read().split("\n")[:-1])
-        writer.wait()
+        acknowledged.update(writer.communicate()[0].split("\n")[:-1])
     with TextMemory(path) as memory:
         assert acknowledged <= {r.id for r in memory.records()}
         assert memory.store.db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"

@@ -47,7 +47,6 @@ class TurnBlock(nn.Module):
         network = MLP(depth=config.depth, expansion=1.0, bias=config.bias)
         initial = network.initial_parameters(config.num_heads, dim)
         if not trained:
-            nn.init.zeros_(self.attention.out_proj.weight)
             initial[-1 - int(config.bias)] = torch.zeros_like(initial[-1 - int(config.bias)])
         self.initial_memory = nn.ParameterList(nn.Parameter(w) for w in initial)
         torch.random.set_rng_state(generator_state)
@@ -71,6 +70,8 @@ class TurnBlock(nn.Module):
         self, s: Float[Tensor, "batch dim"], h: Float[Tensor, "batch dim"]
     ) -> Float[Tensor, "batch dim"]:
         """Step 3: pre-norm attention over [p | h | s] with a residual; y is its last position."""
+        if self.config.roles == "associative":
+            return s  # its attention would add exactly zero
         x = torch.cat([self.persistent(len(s)), h[:, None], s[:, None]], dim=1)  # [b p+2 d]
         normed = self.norm(x)
         mixed, _ = self.attention(normed[:, -1:], normed, normed, need_weights=False)

@@ -31,7 +31,7 @@ from titans.recall.features import make_query
 from titans.recall.fusion import load_fusion
 from titans.recall.generator import TextGenerator, answer
 from titans.recall.index import Entry
-from titans.recall.links import Statement, judge_link
+from titans.recall.links import SUCCESSOR_COSINE, Statement, judge_link
 from titans.recall.neural import CONTEXT, NeuralScope, Observation
 from titans.recall.prompt import build_prompt
 from titans.recall.records import (
@@ -227,6 +227,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         if len(views) != 1 or not len(index) or scope is None:
             return None, None
         rows, cosines = index.nearest(views[0].bare.numpy()[None], LINK_CANDIDATES)
+        rows, cosines = rows[cosines >= SUCCESSOR_COSINE], cosines[cosines >= SUCCESSOR_COSINE]
         new = Statement(text, speaker, views[0].tokens)
         stored = self.store.rows(scope, [int(s) for s in index.column("seq")[rows]])
         passages = [int(p) for p in index.column("passage")[rows]]

@@ -204,9 +204,9 @@ def train_block(
                 nn.utils.clip_grad_norm_(learned, config.max_grad_norm)
             optimizer.step()
             for name in totals:
-                totals[name] += float(getattr(parts, name)) / per_epoch
+                totals[name] += float(getattr(parts, name).detach()) / per_epoch
             if progress is not None:
-                progress(epoch * per_epoch + number + 1, config.epochs * per_epoch, float(loss))
+                progress(epoch * per_epoch + number + 1, config.epochs * per_epoch, float(loss.detach()))
         curve.append({"epoch": epoch + 1, **totals, "value_variance": value_variance(block, texts)})
     block.eval().requires_grad_(False)
     return curve

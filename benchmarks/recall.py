@@ -1,0 +1,231 @@
+"""The text memory, measured: what it costs, what it finds, what the gate and the memory are worth.
+
+    python benchmarks/recall.py cost --folder /tmp/recall-bench        latency at 1,000 and 100,000
+    python benchmarks/recall.py fit --data locomo.json                 leave one out; --write ships
+    python benchmarks/recall.py gate --data locomo.json                half of the turns removed
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from titans.evaluation.locomo import (
+    CUTOFFS,
+    CachingEncoder,
+    Example,
+    Locomo,
+    LocomoResult,
+    collect_examples,
+    load_conversations,
+)
+from titans.recall import RecallConfig, TextMemory, load_encoder
+from titans.recall.features import FEATURES
+from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json
+from titans.recall.store import Passage, Row
+from titans.recall.text import terms
+from titans.recall.views import TOKEN_DIM
+
+SEVEN = ("in_context", "in_context_near", "bare", "bare_near", "lexical", "lexical_wide", "speaker")
+"""The features of a plain hybrid search with neighbours and speakers."""
+WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrstx"] + [
+    f"{a}{b}{c}{d}" for a in "bdgklmprst" for b in "aeiou" for c in "bdlmnrst" for d in "aeiou"
+]
+
+
+def fill(path: Path, count: int) -> None:
+    """A store of made-up records, written in bulk: vectors are random, all else is as usual."""
+    rng, drawn = random.Random(0), np.random.default_rng(0)
+    encoder = load_encoder("minilm")
+    weights = [1 / (i + 10) for i in range(len(WORDS))]
+    with TextMemory(path, encoder=encoder) as memory:
+        begin = 1_700_000_000_000_000
+        with memory.store.writing():
+            scope = memory.store.create_scope("default")
+            for i in range(count):
+                text = " ".join(rng.choices(WORDS, weights, k=14))
+                vectors = drawn.standard_normal((2, encoder.dim)).astype(np.float32)
+                vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+                tokens = drawn.integers(-30, 30, (14, TOKEN_DIM), dtype=np.int8)
+                passage = Passage(
+                    terms(text), 0, vectors.astype(np.float16).tobytes(), tokens.tobytes()
+                )
+                row = Row(
+                    *(0, f"r{i}", text, rng.choice(["Ann", "Bob"]), begin + 60_000_000 * i),
+                    *(None, 50.0 + rng.random(), bool(i % 4), "made up", None, None),
+                )
+                write = None
+                if i % 4:
+                    keys = np.stack([vectors, vectors]).astype(np.float16)
+                    write = keys.tobytes()
+                seq = memory.store.add(scope, row, [passage], write)
+                if i % 2000 == 0:
+                    print(f"\rfilling {i}/{count}", end="", file=sys.stderr)
+            state = memory.neural.dump(memory.neural.initial_state())
+            memory.store.save_snapshot(scope, seq, state, 8)
+    print(file=sys.stderr)
+
+
+def cost(folder: Path, sizes: list[int], samples: int) -> dict[str, object]:
+    """Latencies in milliseconds with the real encoder, one thread."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder = load_encoder("minilm")
+    texts = _sentences(samples)
+    report: dict[str, object] = {}
+    for size in sizes:
+        path = folder / f"{size}.db"
+        if not path.exists():
+            fill(path, size)
+        begin = time.perf_counter()
+        memory = TextMemory(path, encoder=encoder)
+        memory.recall("warm up")
+        opened = time.perf_counter() - begin
+        remembered = [
+            _milliseconds(lambda t=t: memory.remember(t, speaker="Ann")) for t in texts
+        ]
+        asked = [_milliseconds(lambda t=t: memory.recall(f"When was {t}")) for t in texts[:100]]
+        replay = _replay_cost(memory)
+        report[str(size)] = {
+            "records": memory.stats()["records"],
+            "open_and_first_recall_ms": round(1000 * opened, 1),
+            **_percentiles("remember", remembered),
+            **_percentiles("recall", asked),
+            "replay_ms_per_write": round(replay, 3),
+            "file_MB": round(path.stat().st_size / 1e6, 1),
+        }
+        memory.close()
+    report["cold_titans_remember_s"] = _cold(folder / "cold.db")
+    return report
+
+
+def _sentences(count: int) -> list[str]:
+    """Texts of about 25 tokens, the mean length of a turn of conversation."""
+    rng = random.Random(1)
+    subject = ["my sister", "our neighbour", "the new teacher", "an old friend", "my team"]
+    verb = ["went hiking", "cooked a large dinner", "finished a painting", "bought a guitar"]
+    place = ["near the lake", "in the old town", "after the festival", "at the community centre"]
+    tail = ["and it was a wonderful surprise", "which took far longer than planned"]
+    return [
+        f"Last week {rng.choice(subject)} {rng.choice(verb)} {rng.choice(place)} "
+        f"{rng.choice(tail)}, number {i}."
+        for i in range(count)
+    ]
+
+
+def _milliseconds(work) -> float:  # noqa: ANN001
+    begin = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def _percentiles(name: str, values: list[float]) -> dict[str, float]:
+    return {
+        f"{name}_p{p}_ms": round(float(np.percentile(values, p)), 1) for p in (50, 95)
+    }
+
+
+def _replay_cost(memory: TextMemory, count: int = 200) -> float:
+    """Milliseconds per write when forgetting replays the log."""
+    scope = memory.store.scope_id("default")
+    assert scope is not None
+    writes = [d for _, d in list(memory.store.neural_writes(scope, 0, 10**9))[:count]]
+    state = memory.neural.initial_state()
+    begin = time.perf_counter()
+    for data in writes:
+        state = memory.neural.absorb(state, memory._scope._write_from(data))
+    return 1000 * (time.perf_counter() - begin) / len(writes)
+
+
+def _cold(path: Path) -> float:
+    command = [sys.executable, "-m", "titans.cli.main", "remember", "hello", "--store", str(path)]
+    begin = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return round(time.perf_counter() - begin, 2)
+
+
+def _loo(examples: list[list[Example]], used: tuple[str, ...]) -> LocomoResult:
+    """Fit on all conversations but one, measure on that one, in turn."""
+    found: list[np.ndarray] = []
+    columns = [FEATURES.index(name) for name in used]
+    for held in range(len(examples)):
+        train = []
+        for e in (e for i, c in enumerate(examples) if i != held for e in c):
+            masked = np.zeros_like(e.features)
+            masked[:, columns] = e.features[:, columns]
+            train.append((masked, e.answers))
+        fitted = fit_fusion(train)
+        kept = {n: w if n in used else 0.0 for n, w in fitted.weights.items()}
+        found += [e.recalls(FusionWeights(kept, fitted.bias)) for e in examples[held]]
+    categories = np.array([e.category for c in examples for e in c])
+    return LocomoResult(np.array(found), categories)
+
+
+def fit(data: Path, write: bool) -> dict[str, object]:
+    """Leave-one-out tables with and without the memory; the shipped weights from all."""
+    encoder = CachingEncoder(load_encoder())
+    examples = []
+    for conversation in load_conversations(data):
+        examples.append(collect_examples(conversation, encoder))
+        print(f"read {conversation.id}", file=sys.stderr)
+    plain = tuple(n for n in FEATURES if n != "memory")
+    results = {
+        "with_memory": _loo(examples, FEATURES),
+        "without_memory": _loo(examples, plain),
+        "seven": _loo(examples, SEVEN),
+        "seven_and_memory": _loo(examples, (*SEVEN, "memory")),
+    }
+    if write:
+        everything = [(e.features, e.answers) for c in examples for e in c]
+        weights = {m: fit_fusion(everything, m) for m in (True, False)}
+        note = f"fitted to {len(everything)} questions: docs/recall-fusion-card.md"
+        target = Path(__file__).parents[1] / "src/titans/recall/fusion.json"
+        target.write_text(fusion_json(weights, note), encoding="utf-8")
+    report: dict[str, object] = {name: r.rows() for name, r in results.items()}
+    report["memory_adds"] = results["with_memory"].against(results["without_memory"])
+    report["memory_adds_to_seven"] = results["seven_and_memory"].against(results["seven"])
+    return report
+
+
+def gate(data: Path) -> dict[str, object]:
+    """Recall kept with half of the turns removed, by surprise, at random and by length."""
+    full = Locomo(data).run().rows()[0]
+    report: dict[str, object] = {"full": full}
+    for rule in ("surprise", "random", "length"):
+        half = Locomo(data, keep=0.5, keep_by=rule).run().rows()[0]
+        kept = {f"kept@{k}": round(100 * half[f"recall@{k}"] / full[f"recall@{k}"], 1) for k in CUTOFFS}  # type: ignore[operator]
+        report[rule] = {**half, **kept}
+        print(rule, kept, file=sys.stderr)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["fill", "cost", "fit", "gate"])
+    parser.add_argument("--folder", type=Path, default=Path("recall-bench"))
+    parser.add_argument("--records", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--data", type=Path, help="LoCoMo's JSON")
+    parser.add_argument("--write", action="store_true", help="write the fitted weights")
+    args = parser.parse_args()
+    if args.what == "fill":
+        args.folder.mkdir(parents=True, exist_ok=True)
+        for size in args.records:
+            fill(args.folder / f"{size}.db", size)
+        return
+    report = {
+        "cost": lambda: cost(args.folder, args.records, args.samples),
+        "fit": lambda: fit(args.data, args.write),
+        "gate": lambda: gate(args.data),
+    }[args.what]()
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
