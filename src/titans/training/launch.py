@@ -5,6 +5,7 @@ their carried states; gradients are averaged over processes (data parallel) or t
 split over them as well (`train.sharding: full`, FSDP).
 """
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -13,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -80,17 +81,23 @@ class Processes:
         """The model, ready to average its gradients over the processes."""
         return self.accelerator.prepare_model(model)
 
-    def shard(self, model: PreTrainedModel) -> None:
+    def shard(self, model: PreTrainedModel, *, free_early: bool) -> None:
         """Split the parameters over the processes (FSDP2), in place; alone, only move the model.
 
         Accelerate offers FSDP on GPUs only; `fully_shard` itself works on any device.
+
+        Args:
+            free_early: gather a block's parameters again for the backward pass. Not with carried
+                states: they are copied after the forward pass, and views of parameters are in them.
         """
         model.to(self.device)  # type: ignore[arg-type]
         if self.count == 1:
             return
+        # A state may hold views of the initial memory. Nothing in the models works in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         mesh = init_device_mesh(self.device.type, (self.count,))
         for block in _blocks(model):
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, reshard_after_forward=free_early)
             # Called outside of the block's forward pass, and it needs the whole initial memory.
             register_fsdp_forward_method(block, "initial_state")
         fully_shard(model, mesh=mesh)
@@ -109,7 +116,14 @@ class Processes:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters are split over processes."""
-    return any(isinstance(p, DTensor) for p in model.parameters())
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def split_again(model: nn.Module) -> None:
+    """Free what a forward pass without a backward pass left gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

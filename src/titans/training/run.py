@@ -18,7 +18,7 @@ from titans.training.build import build_model
 from titans.training.carry import CarriedStates
 from titans.training.checkpoint import Checkpoint, CheckpointFolder
 from titans.training.config import RunConfig
-from titans.training.launch import Processes, is_sharded
+from titans.training.launch import Processes, is_sharded, split_again
 from titans.training.meter import Meter
 from titans.training.optim import build_optimizer
 from titans.training.step import Stepper
@@ -87,6 +87,7 @@ class Run:
         self.progress.sums = [meter.sums]
         if self.processes.count > 1:
             self.progress.sums = gather_object(self.progress.sums)
+        split_again(self.core)
         weights = snapshot.collect_weights(self.core)
         optimizer = snapshot.collect_optimizer(self.core, self.optimizer)
         folder = self.checkpoints.begin(step, is_main=self.processes.is_main)
@@ -166,7 +167,7 @@ class Run:
             self.core.gradient_checkpointing_enable()
         self.core.train()
         if config.sharding == "full":
-            self.processes.shard(self.core)
+            self.processes.shard(self.core, free_early=self.states is None)
         else:
             self.core.to(self.processes.device)  # type: ignore[arg-type]
         self.optimizer = build_optimizer(self.core, config, self.memory_names)

@@ -18,7 +18,7 @@ from titans.training.diagnosis import NonFiniteLoss, diagnose
 from titans.training.display import Display
 from titans.training.files import write_text
 from titans.training.held_out import held_out_loss, sample_text
-from titans.training.launch import is_sharded
+from titans.training.launch import is_sharded, split_again
 from titans.training.meter import Meter, means
 from titans.training.records import RunLog
 from titans.training.run import Run
@@ -164,6 +164,7 @@ class Trainer:
             carry=self.config.data.carry_state,
             autocast=autocast(self.config.train, run.processes.device),
         )
+        split_again(run.core)
         self._record("held_out", step, self.held_out)
         shown = ", ".join(
             f"{name.replace('_', ' ')} {self.held_out[name]:.4f}"
