@@ -116,7 +116,7 @@ def test_weights_of_another_variant_are_refused(saved: Path) -> None:
 
 def test_missing_file_is_refused(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="model.safetensors is missing"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors is missing"):
         TitansForCausalLM.from_pretrained(saved)
     shutil.rmtree(saved)
     with pytest.raises(OSError):

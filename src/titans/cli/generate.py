@@ -11,8 +11,8 @@ from titans.errors import CheckpointError, DataError
 
 EXAMPLES = """examples:
   titans generate runs/mac/checkpoint --prompt "Once upon a time" --max-new-tokens 200
-  titans generate runs/mac/checkpoint --prompt-file book.txt --max-new-tokens 0 --state-out book.state
-  titans generate runs/mac/checkpoint --state-in book.state --prompt "Who is Ahab?" --json
+  titans generate runs/mac/checkpoint --prompt-file book.txt --max-new-tokens 0 --state-out b.st
+  titans generate runs/mac/checkpoint --state-in b.st --prompt "Who is Ahab?" --json
   cat letter.txt | titans generate runs/mac/checkpoint --temperature 0
 """
 

@@ -319,7 +319,7 @@ def extend_digest(
 
 
 def own_storage(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous, on a storage of its own size: a view would keep a whole call alive."""
+    """The tensor, contiguous, on storage of its own: a view would keep a whole call alive."""
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor.contiguous()

@@ -1,0 +1,230 @@
+"""Cost of the models against a key-value-cache Transformer of equal parameters, on one core.
+
+    python benchmarks/models.py cost --size small --variants mac lmm transformer
+    python benchmarks/models.py stream --variant mac --tokens 1000000
+    python benchmarks/models.py writes --variant lmm
+    python benchmarks/models.py plot
+
+`cost` measures prefill and decode speed over the length of the context, `stream` reads a long text
+and watches the state's size and the process's memory, `writes` times prefill with all tokens
+written, a tenth of them, and none. Results are added to benchmarks/results/models.json.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from titans.layers.attention import KeyValues
+from titans.models import TitansCache, TitansForCausalLM
+from titans.models.presets import count_parameters, preset
+
+RESULTS = Path(__file__).parent / "results" / "models.json"
+PLOT = Path(__file__).parent / "results" / "models.png"
+PIECE = 2_048
+DECODE_TOKENS = 24
+
+
+LONG: dict[str, object] = {"window": 512, "segment_len": 512, "chunk_size": 64}
+"""What one would choose for long texts, and what the large presets have."""
+
+
+def model_of(size: str, variant: str) -> TitansForCausalLM:
+    torch.manual_seed(0)
+    return TitansForCausalLM(preset(size, variant, **LONG)).eval()
+
+
+@torch.no_grad()
+def prefill_curve(model: TitansForCausalLM, lengths: list[int]) -> dict[int, float]:
+    """Tokens per second to read a prompt of each length."""
+    if model.config.variant == "transformer":
+        return {n: n / _time(lambda n=n: _read(model, model.new_cache(1), n, n)) for n in lengths}
+    cache, read, spent, curve = model.new_cache(1), 0, 0.0, {}
+    for length in sorted(lengths):
+        todo = length - read
+        spent += _time(lambda todo=todo: _read(model, cache, todo, PIECE))
+        read, curve[length] = length, length / spent
+    return curve
+
+
+@torch.no_grad()
+def decode_curve(model: TitansForCausalLM, contexts: list[int]) -> dict[int, float]:
+    """Tokens per second after a context of each length (median over tokens)."""
+    cache, curve = model.new_cache(1), {}
+    token = torch.zeros(1, 1, dtype=torch.long)
+    for context in sorted(contexts):
+        if model.config.variant == "transformer":
+            cache = _filled_cache(model, context)
+        else:
+            _read(model, cache, context - int(cache.position[0]), PIECE)
+        times = [
+            _time(lambda c=cache: model(token, past_key_values=c)) for _ in range(DECODE_TOKENS)
+        ]
+        curve[context] = 1 / median(times)
+    return curve
+
+
+def _read(model: TitansForCausalLM, cache: TitansCache, tokens: int, piece: int) -> None:
+    generator = torch.Generator().manual_seed(int(cache.position[0]))
+    bar = tqdm(total=tokens, unit="token", leave=False, delay=2, file=sys.stderr)
+    while tokens > 0:
+        now = min(piece, tokens)
+        ids = torch.randint(0, model.config.vocab_size, (1, now), generator=generator)
+        model(ids, past_key_values=cache, logits_to_keep=1)
+        tokens -= now
+        bar.update(now)
+    bar.close()
+
+
+def _filled_cache(model: TitansForCausalLM, context: int) -> TitansCache:
+    """A Transformer's cache as after `context` tokens; the keys' values do not change its speed."""
+    cache = model.new_cache(1)
+    room = context + 2 * DECODE_TOKENS
+
+    def fill(past: KeyValues) -> KeyValues:
+        shape = (1, room, *past.keys.shape[2:])
+        return KeyValues(torch.randn(shape) * 0.1, torch.randn(shape) * 0.1)
+
+    cache.blocks = [type(b)(past=fill(b.past)) for b in cache.blocks]
+    cache.position = torch.tensor([context])
+    cache.start = cache.columns = context
+    return cache
+
+
+def _time(work) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def cost(args: argparse.Namespace) -> dict[str, object]:
+    """Prefill and decode curves of several variants of one size, in one process."""
+    found: dict[str, object] = {}
+    for variant in args.variants:
+        model = model_of(args.size, variant)
+        found[variant] = {
+            "parameters": count_parameters(model.config),
+            "state_bytes": model.new_cache(1).num_bytes,
+            "prefill_tokens_per_second": prefill_curve(model, args.prefill),
+            "decode_tokens_per_second": decode_curve(model, args.decode),
+        }
+        print(json.dumps({variant: found[variant]}), flush=True)
+    return {"size": args.size, "variants": found}
+
+
+@torch.no_grad()
+def stream(args: argparse.Namespace) -> dict[str, object]:
+    """Read a long text; the state's bytes and the resident memory on the way."""
+    model = model_of(args.size, args.variant)
+    cache, process, rows = model.new_cache(1), psutil.Process(), []
+    read, begin = 0, time.perf_counter()
+    bar = tqdm(total=args.tokens, unit="token", file=sys.stderr, mininterval=5)
+    marks = [n for n in (1_024, 4_096, 16_384, 65_536, 262_144, 1_000_000) if n <= args.tokens]
+    for mark in marks:
+        while read < mark:
+            now = min(PIECE, mark - read)
+            ids = torch.randint(0, model.config.vocab_size, (1, now))
+            logits = model(ids, past_key_values=cache, logits_to_keep=1).logits
+            read += now
+            bar.update(now)
+        rows.append(
+            {
+                "tokens": mark,
+                "state_bytes": cache.num_bytes,
+                "resident_mb": round(process.memory_info().rss / 2**20, 1),
+                "seconds": round(time.perf_counter() - begin, 1),
+                "finite": bool(torch.isfinite(logits).all()),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    bar.close()
+    return {"size": args.size, "variant": args.variant, "rows": rows}
+
+
+@torch.no_grad()
+def writes(args: argparse.Namespace) -> dict[str, object]:
+    """Does skipping writes save time? Prefill with all, some and no tokens written."""
+    model = model_of(args.size, args.variant)
+    ids = torch.randint(0, model.config.vocab_size, (1, 8_192))
+    stats = model(ids).memory_stats
+    theta = float(stats["step_size"].mean())
+    found = {}
+    for name, threshold in (("all", None), ("about half", theta), ("none", 1.0)):
+        model.set_write_threshold(threshold)
+        times = [_time(lambda: model(ids, logits_to_keep=1)) for _ in range(3)]
+        share = float(model(ids).memory_stats["written_share"].mean())
+        found[name] = {"written_share": share, "tokens_per_second": 8_192 / min(times)}
+        print(json.dumps({name: found[name]}), flush=True)
+    return {"size": args.size, "variant": args.variant, "found": found}
+
+
+def plot(args: argparse.Namespace) -> None:
+    """Both curves of the last `cost` run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    data = json.loads(RESULTS.read_text())["cost"]
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for variant, curves in data["variants"].items():
+        for axis, name in zip(axes, ("prefill", "decode"), strict=True):
+            curve = curves[f"{name}_tokens_per_second"]
+            axis.plot([int(n) for n in curve], list(curve.values()), "o-", label=variant)
+    for axis, title in zip(axes, ("prefill", "decode"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="tokens of context", title=title)
+        axis.set_ylabel("tokens per second")
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.suptitle(f"size {data['size']}, equal parameters, one core")
+    figure.tight_layout()
+    figure.savefig(PLOT, dpi=120)
+    print(PLOT)
+
+
+def _keep(name: str, result: dict[str, object]) -> None:
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known["machine"] = {"processor": platform.processor() or platform.machine(), "threads": 1}
+    known["torch"] = torch.__version__
+    if name == "cost" and known.get("cost", {}).get("size") == result["size"]:
+        result["variants"] = {**known["cost"]["variants"], **result["variants"]}  # type: ignore[dict-item]
+    known[name] = result
+    RESULTS.write_text(json.dumps(known, indent=2) + "\n")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+    one = parts.add_parser("cost")
+    one.add_argument("--size", default="small")
+    one.add_argument("--variants", nargs="+", default=["mac", "transformer"])
+    one.add_argument("--prefill", nargs="+", type=int, default=[2_048, 8_192, 32_768, 65_536])
+    one.add_argument("--decode", nargs="+", type=int, default=[1_024, 32_768, 131_072, 262_144])
+    two = parts.add_parser("stream")
+    two.add_argument("--size", default="nano")
+    two.add_argument("--variant", default="mac")
+    two.add_argument("--tokens", type=int, default=1_000_000)
+    three = parts.add_parser("writes")
+    three.add_argument("--size", default="micro")
+    three.add_argument("--variant", default="lmm")
+    parts.add_parser("plot")
+    args = parser.parse_args()
+    if args.part == "plot":
+        plot(args)
+        return
+    _keep(args.part, {"cost": cost, "stream": stream, "writes": writes}[args.part](args))
+
+
+if __name__ == "__main__":
+    main()
