@@ -1,8 +1,8 @@
 """The text memory, measured: what it costs, what it finds, what the gate and the memory are worth.
 
-    python benchmarks/recall.py cost --folder /tmp/recall-bench        latency at 1,000 and 100,000
-    python benchmarks/recall.py fit --data locomo.json                 leave one out; --write ships
-    python benchmarks/recall.py gate --data locomo.json                half of the turns removed
+python benchmarks/recall.py cost --folder /tmp/recall-bench        latency at 1,000 and 100,000
+python benchmarks/recall.py fit --data locomo.json                 leave one out; --write ships
+python benchmarks/recall.py gate --data locomo.json                half of the turns removed
 """
 
 import argparse
@@ -25,7 +25,7 @@ from titans.evaluation.locomo import (
     collect_examples,
     load_conversations,
 )
-from titans.recall import RecallConfig, TextMemory, load_encoder
+from titans.recall import TextMemory, load_encoder
 from titans.recall.features import FEATURES
 from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json
 from titans.recall.store import Passage, Row
@@ -88,9 +88,11 @@ def cost(folder: Path, sizes: list[int], samples: int) -> dict[str, object]:
         memory.recall("warm up")
         opened = time.perf_counter() - begin
         remembered = [
-            _milliseconds(lambda t=t: memory.remember(t, speaker="Ann")) for t in texts
+            _milliseconds(lambda t=t, m=memory: m.remember(t, speaker="Ann")) for t in texts
         ]
-        asked = [_milliseconds(lambda t=t: memory.recall(f"When was {t}")) for t in texts[:100]]
+        asked = [
+            _milliseconds(lambda t=t, m=memory: m.recall(f"When was {t}")) for t in texts[:100]
+        ]
         replay = _replay_cost(memory)
         report[str(size)] = {
             "records": memory.stats()["records"],
@@ -119,16 +121,14 @@ def _sentences(count: int) -> list[str]:
     ]
 
 
-def _milliseconds(work) -> float:  # noqa: ANN001
+def _milliseconds(work) -> float:
     begin = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - begin)
 
 
 def _percentiles(name: str, values: list[float]) -> dict[str, float]:
-    return {
-        f"{name}_p{p}_ms": round(float(np.percentile(values, p)), 1) for p in (50, 95)
-    }
+    return {f"{name}_p{p}_ms": round(float(np.percentile(values, p)), 1) for p in (50, 95)}
 
 
 def _replay_cost(memory: TextMemory, count: int = 200) -> float:
@@ -199,14 +199,18 @@ def gate(data: Path) -> dict[str, object]:
     report: dict[str, object] = {"full": full}
     for rule in ("surprise", "random", "length"):
         half = Locomo(data, keep=0.5, keep_by=rule).run().rows()[0]
-        kept = {f"kept@{k}": round(100 * half[f"recall@{k}"] / full[f"recall@{k}"], 1) for k in CUTOFFS}  # type: ignore[operator]
+        kept = {
+            f"kept@{k}": round(100 * half[f"recall@{k}"] / full[f"recall@{k}"], 1) for k in CUTOFFS
+        }  # type: ignore[operator]
         report[rule] = {**half, **kept}
         print(rule, kept, file=sys.stderr)
     return report
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", choices=["fill", "cost", "fit", "gate"])
     parser.add_argument("--folder", type=Path, default=Path("recall-bench"))
     parser.add_argument("--records", type=int, nargs="+", default=[1_000, 100_000])

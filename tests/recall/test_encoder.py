@@ -24,7 +24,10 @@ def test_minilm_equals_transformers(minilm: MiniLMEncoder):
 
 
 def test_minilm_reproduces_the_published_similarity(minilm: MiniLMEncoder):
-    a, b = (t.pool("mean") for t in minilm.encode(["That is a happy person", "That is a very happy person"]))
+    a, b = (
+        t.pool("mean")
+        for t in minilm.encode(["That is a happy person", "That is a very happy person"])
+    )
     assert float(a @ b) > 0.9
 
 
@@ -56,7 +59,9 @@ def test_hashing_is_the_same_in_every_instance():
 
 
 def test_pooling():
-    tokens = TokenVectors(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]), ((0, 0), (0, 2), (3, 4)))
+    tokens = TokenVectors(
+        torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]), ((0, 0), (0, 2), (3, 4))
+    )
     assert tokens.pool("cls").tolist() == [1.0, 0.0]
     torch.testing.assert_close(tokens.pool("max"), torch.tensor([0.6, 0.8]))
     torch.testing.assert_close(tokens.pool("mean"), torch.tensor([0.6, 0.8]))

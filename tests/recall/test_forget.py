@@ -24,7 +24,9 @@ def raw_bytes(path: Path) -> bytes:
     return b"".join(file.read_bytes() for file in forgetting.files_of(path)).lower()
 
 
-@pytest.mark.parametrize("how", [{"id": "7"}, {"before": DAY + timedelta(minutes=8)}, {"scope": "default"}])
+@pytest.mark.parametrize(
+    "how", [{"id": "7"}, {"before": DAY + timedelta(minutes=8)}, {"scope": "default"}]
+)
 def test_nothing_of_a_forgotten_text_is_left_in_any_file(memory: TextMemory, how):
     fill(memory)
     path = memory.store.path

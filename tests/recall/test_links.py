@@ -5,11 +5,31 @@ import pytest
 from titans.recall import TextMemory
 
 FACTS = [
-    ["My sister lives in Lisbon.", "Lisbon is where my sister lives.", "My sister's home is in Lisbon."],
-    ["I am allergic to peanuts.", "I have a peanut allergy.", "Peanuts give me an allergic reaction."],
-    ["Our meeting is on Tuesday at 3 pm.", "We meet on Tuesday at 3 pm.", "The meeting takes place Tuesday, 3 pm."],
-    ["My favourite colour is green.", "Green is my favourite colour.", "The colour I like most is green."],
-    ["The cat is called Whiskers.", "The cat's name is Whiskers.", "Our cat goes by the name Whiskers."],
+    [
+        "My sister lives in Lisbon.",
+        "Lisbon is where my sister lives.",
+        "My sister's home is in Lisbon.",
+    ],
+    [
+        "I am allergic to peanuts.",
+        "I have a peanut allergy.",
+        "Peanuts give me an allergic reaction.",
+    ],
+    [
+        "Our meeting is on Tuesday at 3 pm.",
+        "We meet on Tuesday at 3 pm.",
+        "The meeting takes place Tuesday, 3 pm.",
+    ],
+    [
+        "My favourite colour is green.",
+        "Green is my favourite colour.",
+        "The colour I like most is green.",
+    ],
+    [
+        "The cat is called Whiskers.",
+        "The cat's name is Whiskers.",
+        "Our cat goes by the name Whiskers.",
+    ],
 ]
 
 UPDATES = [
@@ -65,9 +85,7 @@ def test_five_facts_in_three_wordings_are_five_groups(real_memory: TextMemory):
             real_memory.remember(fact[wording], speaker="Ann")
     records = real_memory.records()
     groups = {record.duplicate_of or record.id for record in records}
-    by_fact = [
-        {r.duplicate_of or r.id for r in records if r.text in fact} for fact in FACTS
-    ]
+    by_fact = [{r.duplicate_of or r.id for r in records if r.text in fact} for fact in FACTS]
     assert all(len(groups_of_fact) == 1 for groups_of_fact in by_fact), by_fact
     assert len(groups) == 5
     found = real_memory.recall("Where does Ann's sister live?", 5)
@@ -92,7 +110,9 @@ def test_successor_links_are_precise(real_memory: TextMemory):
 
 def test_a_successor_leads_and_both_stay_readable(real_memory: TextMemory):
     old = real_memory.remember("I live in Rome.", speaker="Ann", time="2024-01-01")
-    new = real_memory.remember("I moved to Oslo, I no longer live in Rome.", speaker="Ann", time="2024-06-01")
+    new = real_memory.remember(
+        "I moved to Oslo, I no longer live in Rome.", speaker="Ann", time="2024-06-01"
+    )
     assert new.successor_of == old.id
     found = real_memory.recall("Where does Ann live?", 2)
     assert [r.id for r in found] == [new.id, old.id]

@@ -102,7 +102,7 @@ def test_empty_text_is_refused(memory: TextMemory, text):
     ],
 )
 def test_odd_texts_come_back_as_they_were(memory: TextMemory, text):
-    record = memory.remember(text, speaker="O'Neil \"*\" \0")
+    record = memory.remember(text, speaker='O\'Neil "*" \0')
     assert memory.get(record.id).text == text
     assert memory.recall(text[:200], 1)[0].text == text
 
@@ -147,11 +147,16 @@ def test_explain_shows_what_adds_up_to_the_score(memory: TextMemory):
     memory.remember("a dog")
     found = memory.recall("dog", 1, explain=True)[0]
     total = sum(f["contribution"] for f in found.explanation.values())
-    assert all(f["value"] * f["weight"] == pytest.approx(f["contribution"]) for f in found.explanation.values())
+    assert all(
+        f["value"] * f["weight"] == pytest.approx(f["contribution"])
+        for f in found.explanation.values()
+    )
     import math
 
     logit = math.log(found.score / (1 - found.score))
-    assert logit == pytest.approx(total + memory._fusion.bias + 0.05 * found.parts.recency, abs=1e-3)
+    assert logit == pytest.approx(
+        total + memory._fusion.bias + 0.05 * found.parts.recency, abs=1e-3
+    )
 
 
 def test_export_and_import_give_the_same_answers(memory: TextMemory, tmp_path: Path):
@@ -179,7 +184,9 @@ def test_wrong_lines_are_named(memory: TextMemory, line):
         import_records(memory, ['{"text": "fine"}', line])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(
         st.tuples(
@@ -204,7 +211,8 @@ def test_scopes_never_leak(tmp_path_factory, said):
                 if other == scope:
                     alone.remember(" ".join(text), id=str(number), time=DAY)
             answers = [
-                [(r.id, r.score, r.parts) for r in m.recall("dog tree", 20)] for m in (shared, alone)
+                [(r.id, r.score, r.parts) for r in m.recall("dog tree", 20)]
+                for m in (shared, alone)
             ]
             assert answers[0] == answers[1]
             assert [r.surprise for r in shared.records()] == [r.surprise for r in alone.records()]

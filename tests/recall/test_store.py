@@ -41,7 +41,10 @@ def test_a_damaged_file_is_explained_and_not_overwritten(tmp_path: Path, damage)
         "header": b"\0" * 100 + content[100:],
     }[damage]
     path.write_bytes(broken)
-    with pytest.raises(StoreError, match=r"damaged|not a store"), TextMemory(path, config=HASHING) as memory:
+    with (
+        pytest.raises(StoreError, match=r"damaged|not a store"),
+        TextMemory(path, config=HASHING) as memory,
+    ):
         memory.records()
         memory.recall("tea")
     assert path.read_bytes() == broken

@@ -42,7 +42,7 @@ def attention_by_hand(block: TurnBlock, s: Tensor, h: Tensor) -> Tensor:
 
 
 def test_every_step_of_the_classic_turn(scope: NeuralScope):
-    block, neural = scope.block, scope.config
+    block = scope.block
     state = scope.initial_state()
     weights = [w[0].clone() for w in block.initial_memory]
     momentum = [torch.zeros_like(w) for w in weights]
@@ -91,7 +91,7 @@ def test_classic_constants():
 
 
 def test_classic_memory_forgets_with_a_half_life_of_34_writes():
-    assert 0.98**34 == pytest.approx(0.5, abs=0.01)
+    assert pytest.approx(0.5, abs=0.01) == 0.98**34
 
 
 def test_default_turn_puts_nothing_random_before_the_search():

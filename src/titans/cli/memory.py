@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_train(_action(actions, "train", "meta-train projections on texts", store=False))
 
 
-def _action(actions, name: str, text: str, store: bool = True) -> argparse.ArgumentParser:  # noqa: ANN001
+def _action(actions, name: str, text: str, store: bool = True) -> argparse.ArgumentParser:
     parser = actions.add_parser(
         name,
         help=text,
@@ -60,7 +60,9 @@ def _configure_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--second-order", action="store_true", help="differentiate through writes")
     parser.add_argument("--full-turn", action="store_true", help="train the attention too")
-    parser.add_argument("--contrast", type=float, default=1.0, help="weight of the contrastive term")
+    parser.add_argument(
+        "--contrast", type=float, default=1.0, help="weight of the contrastive term"
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 

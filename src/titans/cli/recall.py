@@ -59,5 +59,6 @@ def run(args: argparse.Namespace) -> int:
         if r.succeeded_by:
             print(f"      updated by {r.succeeded_by}")
         for name, f in (r.explanation or {}).items():
-            print(f"      {name:<16} {f['value']:7.3f} x {f['weight']:7.3f} = {f['contribution']:7.3f}")
+            product = f"{f['value']:7.3f} x {f['weight']:7.3f} = {f['contribution']:7.3f}"
+            print(f"      {name:<16} {product}")
     return 0

@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     known = "" if record.is_new else " (was there already)"
     print(f"remembered {record.id}{known}")
-    action = "written to the neural memory" if record.written else "not written to the neural memory"
+    action = (
+        "written to the neural memory" if record.written else "not written to the neural memory"
+    )
     print(f"  {action}: {record.reason}")
     if record.duplicate_of:
         print(f"  says the same as {record.duplicate_of}")

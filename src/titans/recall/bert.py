@@ -32,7 +32,7 @@ class BertLayer(nn.Module):
         self, x: Float[Tensor, "batch time dim"], mask: Bool[Tensor, "batch 1 1 time"] | None
     ) -> Float[Tensor, "batch time dim"]:
         """Attention, then the feed-forward part, each with its residual and norm."""
-        batch, time, dim = x.shape
+        batch, time, _ = x.shape
         qkv = self.qkv(x).view(batch, time, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         heads = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=mask)
         x = self.attention_norm(x + self.attention_out(heads.transpose(1, 2).reshape(x.shape)))
@@ -98,7 +98,9 @@ def _ours(named: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
         state[f"norm.{kind}"] = named[f"embeddings.LayerNorm.{kind}"]
         for i in range(num_layers):
             theirs = f"encoder.layer.{i}"
-            parts = [named[f"{theirs}.attention.self.{p}.{kind}"] for p in ("query", "key", "value")]
+            parts = [
+                named[f"{theirs}.attention.self.{p}.{kind}"] for p in ("query", "key", "value")
+            ]
             state[f"layers.{i}.qkv.{kind}"] = torch.cat(parts)
             for ours, other in names.items():
                 state[f"layers.{i}.{ours}.{kind}"] = named[f"{theirs}.{other}.{kind}"]

@@ -43,7 +43,7 @@ class NeuralConfig:
         heads = 2 if self.roles == "associative" else 1
         if len(self.step_size) != heads:
             raise ConfigError(
-                f"roles={self.roles!r} has {heads} heads, step_size has {len(self.step_size)} values"
+                f"roles={self.roles!r} has {heads} heads, step_size {len(self.step_size)} values"
             )
         if self.dim is not None and self.dim % self.num_attention_heads:
             raise ConfigError(

@@ -50,9 +50,7 @@ class TokenVectors:
         return F.normalize(pool_tokens(chosen, pooling), dim=-1)
 
 
-def pool_tokens(
-    vectors: Float[Tensor, "tokens dim"], pooling: Pooling
-) -> Float[Tensor, " dim"]:
+def pool_tokens(vectors: Float[Tensor, "tokens dim"], pooling: Pooling) -> Float[Tensor, " dim"]:
     """The mean or maximum over tokens, or the first token alone."""
     if pooling == "mean":
         return vectors.mean(0)
@@ -85,7 +83,7 @@ class Encoder(Protocol):
 
 
 def load_encoder(name: str = DEFAULT_ENCODER) -> Encoder:
-    """An encoder by name: `minilm`, `hashing` or `hashing:DIM`, else a Hugging Face name or path."""
+    """An encoder by name: `minilm`, `hashing`, `hashing:DIM`, or a Hugging Face name or path."""
     if name == "minilm":
         return MiniLMEncoder()
     kind, _, size = name.partition(":")
@@ -129,7 +127,6 @@ class MiniLMEncoder:
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Where the tokens of the whole text stand."""
         return list(self._whole.encode(text, add_special_tokens=False).offsets)
-
 
     def word_rank(self, word: str) -> int:
         """WordPiece vocabularies list words by frequency; after the 1996 marks and characters."""
@@ -184,7 +181,6 @@ class HuggingFaceEncoder:
         """Where the tokens of the whole text stand."""
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return [(int(a), int(b)) for a, b in found["offset_mapping"]]
-
 
     def word_rank(self, word: str) -> int:
         """The word's place in the vocabulary, which most tokenizers list by frequency."""

@@ -56,7 +56,7 @@ def _parse(line: str, number: int) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise DataError(f"line {number} is not JSON ({error.msg}): {line[:60]!r}") from error
     if not isinstance(values, dict):
-        raise DataError(f"line {number} must be an object like {{\"text\": \"...\"}}")
+        raise DataError(f'line {number} must be an object like {{"text": "..."}}')
     if set(values) == {"persistent"}:
         return values
     unknown = sorted(set(values) - set(FIELDS))

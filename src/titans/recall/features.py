@@ -55,9 +55,7 @@ class Query:
     """Speakers of the scope that the question names."""
 
 
-def make_query(
-    encoder: Encoder, pooling: Pooling, question: str, speakers: Sequence[str]
-) -> Query:
+def make_query(encoder: Encoder, pooling: Pooling, question: str, speakers: Sequence[str]) -> Query:
     """Encode a question for a scope in which `speakers` have spoken."""
     named = texts.named_speakers(question, speakers)
     spoken = texts.in_first_person(question, named)
@@ -175,9 +173,10 @@ def _with_neighbours(
     after = np.minimum(rows + 1, len(column) - 1)
     has_after = np.where(rows + 1 < len(column), linked[after], False)
     own = column[rows].astype(np.float32)
-    around = column[before].astype(np.float32) * linked[rows][:, None]
-    around += column[after].astype(np.float32) * has_after[:, None]
-    return own, own + NEIGHBOUR_WEIGHT * around, own + around
+    around = column[before] * linked[rows][:, None].astype(np.float32)
+    around += column[after] * has_after[:, None].astype(np.float32)
+    half = (own + NEIGHBOUR_WEIGHT * around).astype(np.float32)
+    return own, half, (own + around).astype(np.float32)
 
 
 def _memory(
@@ -189,9 +188,7 @@ def _memory(
     return _unit(around - evidence.centre) @ evidence.memory
 
 
-def _speaker(
-    index: ScopeIndex, query: Query, rows: NDArray[np.int64]
-) -> NDArray[np.float32]:
+def _speaker(index: ScopeIndex, query: Query, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """1 for passages of the one speaker that the query names, 0 for others, 1/2 if unclear."""
     if len(query.named) != 1:
         return np.full(len(rows), 0.5, np.float32)
@@ -212,5 +209,3 @@ def _date(index: ScopeIndex, query: Query, rows: NDArray[np.int64]) -> NDArray[n
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return vectors / (np.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-9)
-
-

@@ -1,4 +1,4 @@
-"""Forgetting for good: rows, index entries, links, free pages, the write-ahead log, the neural part.
+"""Forgetting for good: rows, index entries, links, free pages, the log, the neural part.
 
 The neural memory cannot be un-written, so it is computed again: from the last snapshot before the
 first forgotten record, through the log of writes without the forgotten ones. The writes of the two
@@ -96,9 +96,7 @@ def files_of(path: Path) -> list[Path]:
     return [name for name in names if name.exists()]
 
 
-def _chosen(
-    store: Store, scope: OpenScope, record_id: str | None, before: int | None
-) -> list[int]:
+def _chosen(store: Store, scope: OpenScope, record_id: str | None, before: int | None) -> list[int]:
     if scope.id is None:
         found = None
     elif record_id is not None:
@@ -125,8 +123,10 @@ def _delete(store: Store, scope: int, seqs: list[int]) -> None:
     db.execute(f"DELETE FROM passages WHERE seq {in_gone}")
     db.execute(f"DELETE FROM neural_writes WHERE seq {in_gone}")
     db.execute(f"DELETE FROM records WHERE seq {in_gone}")
-    db.execute(f"UPDATE records SET successor_of = NULL WHERE scope = ? AND successor_of {in_gone}",
-               (scope,))
+    db.execute(
+        f"UPDATE records SET successor_of = NULL WHERE scope = ? AND successor_of {in_gone}",
+        (scope,),
+    )
     # A group whose first record is gone is led by the next one.
     orphans = db.execute(
         f"SELECT duplicate_of, min(seq) FROM records WHERE scope = ? AND duplicate_of {in_gone}"

@@ -80,7 +80,7 @@ def fit_fusion(
     start = torch.stack([torch.zeros_like(sums[0]), -sums.max()])
     line = _minimise(logistic, start)
     scale, bias = float(line[0].exp()), float(line[1])
-    fitted = dict.fromkeys(FEATURES, 0.0)
+    fitted: dict[str, float] = dict.fromkeys(FEATURES, 0.0)
     fitted.update({FEATURES[i]: float(w) * scale for i, w in zip(used, direction, strict=True)})
     return FusionWeights(fitted, bias)
 

@@ -107,7 +107,7 @@ class HuggingFaceGenerator:
         self.name = name
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(name)
-            self._model = AutoModelForCausalLM.from_pretrained(name).eval()
+            self._model: Any = AutoModelForCausalLM.from_pretrained(name).eval()
         except (OSError, ValueError) as error:
             raise GeneratorError(f"{name} cannot be loaded: {error}") from error
 
@@ -151,7 +151,8 @@ class GGUFGenerator:
                 "a GGUF model needs: pip install 'titans-neural-memory[llm]'"
             ) from error
         self.name = path.stem
-        settings = xllamacpp.CommonParams()
+        llama: Any = xllamacpp
+        settings = llama.CommonParams()
         settings.model.path = str(path)
         settings.n_ctx = context
         settings.cpuparams.n_threads = num_threads
@@ -160,7 +161,7 @@ class GGUFGenerator:
         settings.warmup = False
         settings.verbosity = -1
         try:
-            self._server = xllamacpp.Server(settings)
+            self._server = llama.Server(settings)
         except RuntimeError as error:
             raise GeneratorError(f"{path} cannot be loaded by llama.cpp: {error}") from error
 

@@ -18,7 +18,7 @@ K1, B = 1.2, 0.75
 WINDOW = 5
 """Passages before and after in which the other words of a question may stand."""
 COMMON = 0.2
-"""Above `MANY` passages, a term in more than this share of them is left out if a rarer one is not."""
+"""Above `MANY` passages, terms in more than this share of them are left out beside rarer ones."""
 MANY = 20_000
 
 
@@ -97,7 +97,8 @@ def _term_counts(
 
 def _saturate(count: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
     mean = max(float(lengths.mean()), 1e-6) if len(lengths) else 1.0
-    return count * (K1 + 1) / (count + K1 * (1 - B + B * lengths / mean) + 1e-9)
+    score = count * (K1 + 1) / (count + K1 * (1 - B + B * lengths / mean) + 1e-9)
+    return score.astype(np.float32)
 
 
 def _dilate(present: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -23,17 +23,30 @@ FRAME_COSINE = 0.75
 """Two statements in one frame with different values are at least this near."""
 
 _CHANGE = re.compile(
-    r"\b(now|no longer|not .{0,20}any ?more|any ?more|instead|actually|changed?|switched|moved|updated?"
-    r"|correction|turns out|these days|used to|quit|stopped|new|renamed|rescheduled|postponed"
+    r"\b(now|no longer|not .{0,20}any ?more|any ?more|instead|actually|changed?|switched|moved"
+    r"|updated?|correction|turns out|these days|used to|quit|stopped|new|renamed|rescheduled|postponed"
     r"|replaced|became|since then|got promoted|sold|ended up)\b",
     re.IGNORECASE,
 )
 _ONE_VALUE = re.compile(
-    r"\b(is|are|'s|’s|lives?|living|works?|working|stud(?:y|ies|ying)|located|costs?|weighs?|drives?"
+    r"\b(is|are|'s|\u2019s|lives?|living|works?|working|stud(?:y|ies|ying)|located|costs?|weighs?|drives?"
     r"|called|named|scheduled|favou?rite|birthday|starts?|leaves?|arrives?|opens?|closes?|earns?)\b",
     re.IGNORECASE,
 )
-_NEGATION = {"not", "no", "never", "don", "doesn", "didn", "isn", "wasn", "won", "can", "cannot", "t"}
+_NEGATION = {
+    "not",
+    "no",
+    "never",
+    "don",
+    "doesn",
+    "didn",
+    "isn",
+    "wasn",
+    "won",
+    "can",
+    "cannot",
+    "t",
+}
 
 
 @dataclass(frozen=True)
@@ -118,8 +131,11 @@ def _same_frame(new: str, old: str) -> bool:
 
 def _subject(text: str) -> str:
     """The noun behind a possessive ("my sister", "Ann's dog"), or "" for the speaker as such."""
-    match = re.search(r"\b(?:my|our|his|her|their|the|\w+['’]s)\s+(?:new |old |favou?rite )?(\w+)", text,
-                      re.IGNORECASE)
+    match = re.search(
+        r"\b(?:my|our|his|her|their|the|\w+['\u2019]s)\s+(?:new |old |favou?rite )?(\w+)",
+        text,
+        re.IGNORECASE,
+    )
     return stem(match.group(1).lower()) if match else ""
 
 

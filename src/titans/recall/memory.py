@@ -77,9 +77,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         try:
             self.config = _stored_config(self.store, config)
             self.encoder = encoder or load_encoder(self.config.encoder)
-            self.neural = NeuralScope(
-                self.encoder.dim, self.config.neural, self.config.checkpoint
-            )
+            self.neural = NeuralScope(self.encoder.dim, self.config.neural, self.config.checkpoint)
             self._claim()
         except BaseException:
             self.store.close()
@@ -293,9 +291,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             return Hits.nothing()
         if self.config.retrieval == "memory":
             return self._search_memory(query, allowed)
-        encoded = make_query(
-            self.encoder, self.config.pooling, query, list(scope.index.speakers)
-        )
+        encoded = make_query(self.encoder, self.config.pooling, query, list(scope.index.speakers))
         searcher = Searcher(
             self.store, scope.id, scope.index, self._fusion, self.config.session_gap_hours
         )

@@ -3,8 +3,9 @@
 An episode writes six texts into a fresh memory and then reads it: with two texts that were not
 written (generalisation), or with questions about written ones (recall). Loss: the write losses
 plus || M(W_Q x) - sg(W_V x) ||^2 of the reads. First order by default: the memory's updates are
-constants, so W_K and W_V learn from the writes and W_Q from the reads; `second_order` differentiates
-through the writes. W_V = 0 would minimise both losses, so a contrastive term keeps values apart.
+constants, so W_K and W_V learn from the writes and W_Q from the reads; `second_order`
+differentiates through the writes. W_V = 0 would minimise both losses, so a contrastive term keeps
+values apart.
 """
 
 import json
@@ -104,17 +105,13 @@ def run_episode(
         write_losses.append(loss)
     x = torch.cat([_turn_input(block, q[None], state, config) for q in queries])
     reads = ops.read_memory(block.query(x)[None, :, None], state)[0, :, 0]
-    wanted = block.value(
-        torch.cat([_turn_input(block, t[None], state, config) for t in targets])
-    )
+    wanted = block.value(torch.cat([_turn_input(block, t[None], state, config) for t in targets]))
     read_loss = (reads - wanted.detach()).square().sum(-1).sum()
     contrast = _contrast(reads, wanted, torch.stack(values))
     return EpisodeLoss(torch.stack(write_losses).sum(), read_loss, contrast)
 
 
-def _turn_input(
-    block: TurnBlock, pooled: Tensor, state: MemoryState, config: MetaConfig
-) -> Tensor:
+def _turn_input(block: TurnBlock, pooled: Tensor, state: MemoryState, config: MetaConfig) -> Tensor:
     """What is written or asked: s, or with the full turn y."""
     s = block.embed(pooled)
     if not config.full_turn:
@@ -126,18 +123,17 @@ def _write(
     block: TurnBlock, key: Tensor, value: Tensor, state: MemoryState, config: MetaConfig
 ) -> tuple[Tensor, MemoryState]:
     """The write loss at the present memory, and the memory after the write."""
-    gates = block.gates(1)
-    timed = [t[:, None, None] for t in (key, key, value)]
-    timed_gates = ops.Gates(*(g[:, None] for g in gates))
+    gates = ops.Gates(*(g[:, None] for g in block.gates(1)))
+    keys, values = key[:, None, None], value[:, None, None]
     if config.second_order:
-        _, state, surprise = ops.scan_memory(
-            *timed, timed_gates, state, chunk_size=1, return_surprise=True
+        _, state, surprise = ops.scan_memory(  # type: ignore[misc]
+            keys, keys, values, gates, state, chunk_size=1, return_surprise=True
         )
         return surprise.loss.sum(), state
-    predicted = ops.read_memory(timed[0], state)[0, 0, 0]
+    predicted = ops.read_memory(keys, state)[0, 0, 0]
     loss = (predicted - value[0]).square().sum()
-    constant = [t.detach() for t in timed]
-    _, state = ops.scan_memory(*constant, timed_gates, state, chunk_size=1)
+    keys, values = keys.detach(), values.detach()
+    state = ops.scan_memory(keys, keys, values, gates, state, chunk_size=1)[1]
     return loss, state.detach()
 
 
@@ -206,7 +202,9 @@ def train_block(
             for name in totals:
                 totals[name] += float(getattr(parts, name).detach()) / per_epoch
             if progress is not None:
-                progress(epoch * per_epoch + number + 1, config.epochs * per_epoch, float(loss.detach()))
+                progress(
+                    epoch * per_epoch + number + 1, config.epochs * per_epoch, float(loss.detach())
+                )
         curve.append({"epoch": epoch + 1, **totals, "value_variance": value_variance(block, texts)})
     block.eval().requires_grad_(False)
     return curve
@@ -252,7 +250,7 @@ def measure_retrieval(
         _, state = _write(block, key, value, state, config)
     stored = block.embed(texts)
     values = block.value(stored)
-    found = dict.fromkeys(("read", "search", "encoder"), 0.0)
+    found: dict[str, float] = dict.fromkeys(("read", "search", "encoder"), 0.0)
     for pair in asked:
         y = _turn_input(block, pair.question[None], state, config)
         m = block.read(y, state)[:, 0]
@@ -343,7 +341,9 @@ def _lines(path: Path) -> list[str]:
 def _field(line: str, name: str) -> str:
     if not line.lstrip().startswith("{"):
         if name != "text":
-            raise DataError(f'expected JSON lines like {{"question": .., "text": ..}}: {line[:60]!r}')
+            raise DataError(
+                f'expected JSON lines like {{"question": .., "text": ..}}: {line[:60]!r}'
+            )
         return line.strip()
     try:
         return str(json.loads(line)[name])

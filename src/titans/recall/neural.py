@@ -79,7 +79,9 @@ class Surroundings:
 class NeuralScope:
     """The rules of the neural memory: observing, writing, reading, saving. Holds no state."""
 
-    def __init__(self, encoder_dim: int, config: NeuralConfig, checkpoint: str | None = None) -> None:
+    def __init__(
+        self, encoder_dim: int, config: NeuralConfig, checkpoint: str | None = None
+    ) -> None:
         self.config = config
         self.block = TurnBlock(encoder_dim, config).eval().requires_grad_(False)
         if checkpoint is not None:
@@ -112,8 +114,7 @@ class NeuralScope:
         active = (write.values.abs().sum(-1) > 0).float()
         keys, values = write.keys[None], write.values[None]
         gates = self.block.gates(1, active)
-        _, state = ops.step(keys, keys, values, gates, state, chunk_size=1)
-        return state
+        return ops.step(keys, keys, values, gates, state, chunk_size=1)[1]
 
     @torch.no_grad()
     def search_vector(self, y: Float[Tensor, " dim"], state: MemoryState) -> Float[Tensor, " dim"]:
@@ -122,7 +123,10 @@ class NeuralScope:
 
     @torch.no_grad()
     def read(
-        self, pooled: Float[Tensor, " encoder_dim"], state: MemoryState, centre: Tensor | None = None
+        self,
+        pooled: Float[Tensor, " encoder_dim"],
+        state: MemoryState,
+        centre: Tensor | None = None,
     ) -> Float[Tensor, "heads dim"]:
         """What every head answers to a text, e.g. a question."""
         s = self.block.embed(pooled[None])

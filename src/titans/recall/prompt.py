@@ -16,9 +16,7 @@ SYSTEM = (
 )
 
 
-def build_prompt(
-    persistent: Sequence[str], memories: Sequence[Recalled], text: str
-) -> str:
+def build_prompt(persistent: Sequence[str], memories: Sequence[Recalled], text: str) -> str:
     """The enriched prompt; without persistent texts and memories it is the text itself."""
     parts: list[str] = []
     if persistent:

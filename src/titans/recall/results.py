@@ -20,9 +20,7 @@ class Assembly:
     fusion: FusionWeights
     explain: bool
 
-    def build(
-        self, hits: Hits, k: int, threshold: float, exclude: str | None
-    ) -> list[Recalled]:
+    def build(self, hits: Hits, k: int, threshold: float, exclude: str | None) -> list[Recalled]:
         """The first k records; texts that say the same appear once, by their best wording.
 
         Args:

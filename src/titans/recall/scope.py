@@ -121,7 +121,7 @@ class OpenScope:
         return Surroundings(self._information(stems), tuple(recent), self.centre())
 
     def _information(self, stems: dict[str, str]) -> dict[str, float]:
-        """The surprisal of each stem in nats: seen in the scope, or as common as in the language."""
+        """The surprisal of each stem in nats, by its use in the scope and in the language."""
         read = len(self.index) + PRIOR_STRENGTH
         found: dict[str, float] = {}
         for name, word in stems.items():

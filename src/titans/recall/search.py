@@ -30,7 +30,7 @@ MONTH = 30 * 24 * 3600e6
 
 @dataclass(frozen=True)
 class Filter:
-    """Which records may be recalled. Times in microseconds: `before` exclusive, `after` inclusive."""
+    """Which records may be recalled; times in microseconds, `before` exclusive."""
 
     before: int | None = None
     after: int | None = None
@@ -104,7 +104,7 @@ class Searcher:
         recency = self._recency(rows)
         logits = self.fusion.logits(features) + RECENCY_WEIGHT * recency
         logits -= REPLACED_PENALTY * self.index.column("replaced")[rows]
-        scores = 1 / (1 + np.exp(-logits))
+        scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
         return Hits(rows[order], scores[order], features[order], recency[order])
 
@@ -153,5 +153,7 @@ def _top(
     """The rows of the highest scores above zero."""
     if allowed is not None:
         scores = np.where(allowed, scores, 0)
-    rows = np.argpartition(-scores, count)[:count] if len(scores) > count else np.arange(len(scores))
+    rows = (
+        np.argpartition(-scores, count)[:count] if len(scores) > count else np.arange(len(scores))
+    )
     return rows[scores[rows] > 0]

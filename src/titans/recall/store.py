@@ -378,4 +378,7 @@ def explain(error: Exception, path: Path, action: str) -> str:
 
 def _row(found: tuple[Any, ...]) -> Row:
     metadata = None if found[5] is None else json.loads(found[5])
-    return Row(*found[:5], metadata, float(found[6]), bool(found[7]), *found[8:])
+    seq, name, text, speaker, when = found[:5]
+    reason, duplicate, successor = found[8:]
+    judged = float(found[6]), bool(found[7])
+    return Row(seq, name, text, speaker, when, metadata, *judged, reason, duplicate, successor)

@@ -23,7 +23,7 @@ SUFFIXES = ("ing", "ed", "es", "s")
 # Chinese, Japanese kana, Thai, Lao, Khmer, Hangul is spaced: characters instead of words.
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1780-\u17ff]")
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+")
+_SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s+")
 
 
 def normalise(text: str) -> str:
@@ -76,7 +76,7 @@ def in_first_person(question: str, speakers: Iterable[str]) -> str:
     text = _AUXILIARY.sub("", text)
     for name in speakers:
         if name:
-            text = re.sub(rf"\b{re.escape(name)}['’]s\b", "my", text, flags=re.IGNORECASE)
+            text = re.sub(rf"\b{re.escape(name)}['\u2019]s\b", "my", text, flags=re.IGNORECASE)
             text = _name_pattern(name).sub("I", text)
     return re.sub(r"\s+", " ", text).strip() or question
 
@@ -93,14 +93,16 @@ def tells_when(text: str) -> bool:
 
 def is_question(text: str) -> bool:
     """Whether a text ends in a question mark: it asks and seldom tells."""
-    return text.rstrip().endswith(("?", "？", "؟"))
+    return text.rstrip().endswith(("?", "\uff1f", "\u061f"))
 
 
 def named_months(question: str) -> tuple[set[int], set[int]]:
     """The months (1 to 12) and years that a question names."""
     lower = question.lower()
     months = {number for number, name in enumerate(_MONTHS, 1) if re.search(rf"\b{name}\b", lower)}
-    if 5 in months and not re.search(r"\b(in|on|of|since|until|last|this|by) may\b|may,? \d|\d may", lower):
+    if 5 in months and not re.search(
+        r"\b(in|on|of|since|until|last|this|by) may\b|may,? \d|\d may", lower
+    ):
         months.discard(5)  # "may" the verb
     return months, {int(year) for year in re.findall(r"\b(?:19|20)\d\d\b", lower)}
 

