@@ -24,8 +24,8 @@ FRAME_COSINE = 0.75
 
 _CHANGE = re.compile(
     r"\b(now|no longer|not .{0,20}any ?more|any ?more|instead|actually|changed?|switched|moved"
-    r"|updated?|correction|turns out|these days|used to|quit|stopped|new|renamed|rescheduled|postponed"
-    r"|replaced|became|since then|got promoted|sold|ended up)\b",
+    r"|updated?|correction|turns out|these days|used to|quit|stopped|new|renamed|rescheduled"
+    r"|postponed|replaced|became|since then|got promoted|sold|ended up)\b",
     re.IGNORECASE,
 )
 _ONE_VALUE = re.compile(
