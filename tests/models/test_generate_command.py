@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import tiny_config
 
+from support.models import tiny_config
 from titans.cli.main import build_parser, main
 from titans.data.tokenizer import byte_tokenizer
 from titans.models import TitansCache, TitansForCausalLM

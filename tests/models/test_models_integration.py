@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import VARIANTS, VOCAB, tiny_model, tiny_tokens
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
+from support.models import VARIANTS, VOCAB, tiny_model, tiny_tokens
 from titans.models import TitansForCausalLM
 
 
@@ -110,8 +110,8 @@ def test_embeddings_may_stand_in_for_tokens() -> None:
         model(ids, attention_mask=torch.ones(2, 3))
 
 
-@pytest.mark.slow
 @pytest.mark.compile
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal"])
 def test_compiled_training_step_gives_the_same_gradients(case: str) -> None:
     """Run with JAXTYPING_DISABLE=1: executed shape checks do not compile."""

@@ -3,12 +3,14 @@
 For each segment S of `segment_len` tokens, with the memory M as it stood before the segment:
 
       h = M(S)                              read, nothing is written
-      y = attention over [P | h | S]        token j sees h_i and S_i for i <= j only
+      y = S + attention over [P | h | S]    token j sees h_i and S_i for i <= j only
       m = M(y)                              write y, token by token, and read it
       o = y (x) m
 
 NOTE(paper): h_i is computed from token i, so showing the whole of h to every token, as the paper's
 figure suggests, would let tokens see the future; hence `i <= j`. The read in `m` is causal, too.
+NOTE(paper): the residual in y is the paper's "residual connections in all blocks". Without it the
+memory is written with what an untrained attention makes of a segment, its average, and learns late.
 """
 
 from dataclasses import replace
@@ -93,9 +95,10 @@ class MACMixer(Mixer):
         if use_memory:
             state = _open_segment(state, piece, self.segment_len)
             h, state = self._read(x, state, piece)
-        y, state = self._attend(x, h, state, piece)
+        a, state = self._attend(x, h, state, piece)
         if self.memory is None:
-            return Mixed(y, state, None)
+            return Mixed(a, state, None)
+        y = x + a
         if not use_memory:
             return Mixed(self._combine(y, None), state, None)
         m, state, report = remember(self, y, state, piece.rows, write_mask)
