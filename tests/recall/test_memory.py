@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from recall.conftest import HASHING
 from titans.errors import DataError
-from titans.recall import ScriptedGenerator, TextMemory, export_records, import_records, preset
+from titans.recall import (
+    ScriptedGenerator,
+    TextMemory,
+    export_records,
+    import_records,
+    preset,
+    search,
+)
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
 
@@ -185,7 +192,7 @@ def test_wrong_lines_are_named(memory: TextMemory, line):
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.lists(
@@ -232,13 +239,15 @@ def test_threads_share_a_memory(memory: TextMemory):
     assert len(memory.records()) == 60
 
 
-def test_large_scopes_find_what_small_ones_find(tmp_path: Path):
+def test_large_scopes_find_what_small_ones_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Above the exact limit candidates are chosen first; the needle is among them."""
+    monkeypatch.setattr(search, "EXACT_ROWS", 50)
+    monkeypatch.setattr(search, "CANDIDATES", 8)
     with TextMemory(tmp_path / "m.db", config=HASHING) as memory:
         memory.store.db.execute("PRAGMA synchronous = OFF")
-        for i in range(2200):
+        for i in range(300):
             memory.remember(f"filler{i % 97} talk{i % 31} about day{i}", id=str(i))
-            if i == 700:
+            if i == 70:
                 memory.remember("the purple umbrella is in the hall", id="needle")
         assert memory.recall("Where is the purple umbrella?", 1)[0].id == "needle"
 

@@ -61,7 +61,7 @@ def write_with_two_processes(path: Path, count: int) -> None:
 
 
 def test_two_processes_write_one_store(tmp_path: Path):
-    write_with_two_processes(tmp_path / "m.db", 150)
+    write_with_two_processes(tmp_path / "m.db", 60)
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def kill_writers(path: Path, times: int) -> None:
 
 
 def test_killed_writers_lose_nothing(tmp_path: Path):
-    kill_writers(tmp_path / "m.db", 3)
+    kill_writers(tmp_path / "m.db", 2)
 
 
 @pytest.mark.slow

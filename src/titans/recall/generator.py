@@ -6,7 +6,6 @@ model through transformers, `GGUFGenerator` a local GGUF file through llama.cpp 
 """
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -175,8 +174,7 @@ class GGUFGenerator:
             "max_tokens": MAX_NEW_TOKENS,
             "temperature": 0.2,
         }
-        reply = self._server.handle_chat_completions(json.dumps(request))
-        found = reply if isinstance(reply, dict) else json.loads(reply)
+        found = self._server.handle_chat_completions(request)
         if "choices" not in found:
             raise GeneratorError(f"{self.name} did not answer: {found}")
         yield found["choices"][0]["message"]["content"] or ""
