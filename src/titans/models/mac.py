@@ -164,8 +164,10 @@ def _open_segment(state: BlockState, piece: Piece, segment_len: int) -> BlockSta
     """Where a segment begins, its tokens are answered by the memory as it stands now."""
     assert state.memory is not None and state.segment_weights is not None
     now, before = state.memory.memory.weights, state.segment_weights
-    if piece.begins and piece.rows.lengths is None:
+    if piece.rows.lengths is None and piece.begins:
         return replace(state, segment_weights=now)
+    if piece.rows.is_uniform:
+        return state
     opens = piece.opens(segment_len)
     chosen = tuple(
         torch.where(opens.view(-1, *[1] * (new.ndim - 1)), new, old)

@@ -100,10 +100,18 @@ def _plan_uniform(rows: Rows, segment_len: int) -> SegmentPlan:
 
 
 def fill_slots(buffer: KeyValues, new: KeyValues, piece: Piece) -> KeyValues:
-    """The open segment after a piece: its keys and values in their slots, the others as before."""
+    """The open segment after a piece: its keys and values in their slots, the others as before.
+
+    Without autograd the buffer is written in place: the caller owns it (`BlockState`).
+    """
     segment_len = buffer.keys.shape[1]
     slots = piece.slots(segment_len)
     mask = piece.rows.mask
+    if mask is None and not torch.is_grad_enabled():
+        index = slots[:, :, None, None].expand_as(new.keys)
+        for old, fresh in zip(buffer, new, strict=True):
+            old.scatter_(1, index, fresh.to(old.dtype))
+        return buffer
     if mask is not None:
         # Padding goes to a slot of its own, which is thrown away.
         slots = torch.where(mask, slots, segment_len)
