@@ -1,3 +1,4 @@
+import math
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -158,9 +159,7 @@ def test_explain_shows_what_adds_up_to_the_score(memory: TextMemory):
         f["value"] * f["weight"] == pytest.approx(f["contribution"])
         for f in found.explanation.values()
     )
-    import math
-
-    logit = math.log(found.score / (1 - found.score))
+    logit = math.log(found.score / (1 - found.score)) - math.log(500)
     assert logit == pytest.approx(
         total + memory._fusion.bias + 0.05 * found.parts.recency, abs=1e-3
     )

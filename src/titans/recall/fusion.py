@@ -5,6 +5,7 @@ The weights are the only numbers of the text memory that were fitted to data: fu
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,6 +20,8 @@ from titans.recall.features import FEATURES, MEMORY_FEATURES
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
+FITTED_SIZE = 500
+"""Passages in a scope of the kind that the weights were fitted to."""
 REPLACED_PENALTY = 1.5
 """A statement that was updated later stands behind its successor."""
 
@@ -39,6 +42,14 @@ class FusionWeights:
         """The weighted sum, before the logistic function."""
         vector = np.array([self.weights[name] for name in FEATURES], np.float32)
         return features @ vector + np.float32(self.bias)
+
+
+def prior_shift(size: int) -> float:
+    """What to add to the logits in a small scope, where any one record is likelier the answer.
+
+    The odds of a record go with one over their number. Rankings do not change.
+    """
+    return math.log(max(FITTED_SIZE / max(size, 1), 1.0))
 
 
 def load_fusion(use_memory: bool = True) -> FusionWeights:

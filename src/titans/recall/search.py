@@ -17,7 +17,7 @@ from titans.recall.features import (
     linked_rows,
     query_stems,
 )
-from titans.recall.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights
+from titans.recall.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights, prior_shift
 from titans.recall.index import ScopeIndex
 from titans.recall.lexical import idf, lexical_scores
 from titans.recall.store import Store
@@ -103,6 +103,7 @@ class Searcher:
         )
         recency = self._recency(rows)
         logits = self.fusion.logits(features) + RECENCY_WEIGHT * recency
+        logits += np.float32(prior_shift(len(self.index)))
         logits -= REPLACED_PENALTY * self.index.column("replaced")[rows]
         scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
