@@ -187,14 +187,16 @@ class NeuralMemory(nn.Module):
         """
         state = self._check(x, state)
         if mask is None or bool(mask.all()):
-            y, state, surprise = self._run(x, state, None, write_mask)
+            y, state, surprise = self._run(x, state, None, write_mask, return_surprise)
         else:
             order, count = compact(mask)
             writes = None if write_mask is None else take_columns(write_mask, order)
-            y, state, surprise = self._run(take_columns(x, order), state, count, writes)
+            x = take_columns(x, order)
+            y, state, surprise = self._run(x, state, count, writes, return_surprise)
             y = scatter_back(y, order)
-            surprise = Surprise(*(scatter_back(s, order) for s in surprise))
-        return (y, state, surprise) if return_surprise else (y, state)
+            if surprise is not None:
+                surprise = Surprise(*(scatter_back(s, order) for s in surprise))
+        return (y, state) if surprise is None else (y, state, surprise)
 
     def write(
         self,
@@ -239,7 +241,8 @@ class NeuralMemory(nn.Module):
         state: NeuralMemoryState,
         count: Tensor | None,
         write_mask: Tensor | None,
-    ) -> tuple[Tensor, NeuralMemoryState, Surprise]:
+        want_surprise: bool,
+    ) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
         """Rows whose real tokens come first; `count` says how many (None: all)."""
         raw = [self.query_proj(x), self.key_proj(x), self.value_proj(x)]
         tails = state.conv_tail.chunk(3, dim=-1)
@@ -250,9 +253,11 @@ class NeuralMemory(nn.Module):
         gates, chunk_gates = self.gates(x, state.position, state.chunk_gates, count)
         mask = None if count is None else _real(count, x.shape[1], x)[..., 0].bool()
         out, memory, surprise = self._scan(
-            (queries, keys, values), gates, state.memory, mask, write_mask
+            (queries, keys, values), gates, state.memory, mask, write_mask, want_surprise
         )
-        conv_tail = next_tail(torch.cat(raw, dim=-1), state.conv_tail, count)
+        conv_tail = torch.cat(
+            [next_tail(r, t, count) for r, t in zip(raw, tails, strict=True)], dim=-1
+        )
         y = self._output(out, x)
         if count is not None:
             y = y * _real(count, x.shape[1], y)
@@ -265,9 +270,10 @@ class NeuralMemory(nn.Module):
         memory: MemoryState,
         mask: Tensor | None,
         write_mask: Tensor | None,
-    ) -> tuple[Tensor, MemoryState, Surprise]:
+        want_surprise: bool,
+    ) -> tuple[Tensor, MemoryState, Surprise | None]:
         if self.network is not None:
-            return self.network.scan(
+            out, memory, surprise = self.network.scan(
                 tokens[0],
                 tokens[1],
                 tokens[2],
@@ -278,6 +284,7 @@ class NeuralMemory(nn.Module):
                 write_mask=write_mask,
                 options=self.options,
             )
+            return out, memory, surprise if want_surprise else None
         queries, keys, values = tokens
         if queries.shape[1] == 1 and not torch.is_grad_enabled():
             out, memory, surprise = ops.step(  # pyright: ignore[reportAssignmentType]
@@ -292,8 +299,9 @@ class NeuralMemory(nn.Module):
                 options=self.options,
                 return_surprise=True,
             )
-            return out[:, None], memory, Surprise(*(s[:, None] for s in surprise))
-        return ops.scan_memory(
+            timed = Surprise(*(s[:, None] for s in surprise))
+            return out[:, None], memory, timed if want_surprise else None
+        found = ops.scan_memory(
             queries,
             keys,
             values,
@@ -303,8 +311,9 @@ class NeuralMemory(nn.Module):
             mask=mask,
             write_mask=write_mask,
             options=self.options,
-            return_surprise=True,
-        )  # type: ignore[return-value]
+            return_surprise=want_surprise,
+        )
+        return found if len(found) == 3 else (*found, None)
 
     def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
         """Projection -> convolution -> SiLU -> heads -> L2 norm."""

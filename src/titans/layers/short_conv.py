@@ -48,8 +48,9 @@ def next_tail(
     past = tail.shape[1]
     if past == 0:
         return tail
-    joined = torch.cat([tail, x.to(tail.dtype)], dim=1)
     if count is None:
-        return joined[:, joined.shape[1] - past :]
+        recent = torch.cat([tail, x[:, -past:].to(tail.dtype)], dim=1)
+        return recent[:, recent.shape[1] - past :]
+    joined = torch.cat([tail, x.to(tail.dtype)], dim=1)
     rows = torch.arange(len(count), device=x.device)[:, None]
     return joined[rows, count[:, None] + torch.arange(past, device=x.device)]

@@ -94,6 +94,35 @@ def recall_keys(
     return Recall(inputs, pre, back, deltas, residue)
 
 
+class Kept(NamedTuple):
+    """What a chunk keeps for its backward: vectors per token, so that no matmul is repeated."""
+
+    pre: list[Tensor]
+    back: list[Tensor]
+    residue: Tensor
+    read_pre: list[Tensor]
+    similar: list[Tensor]
+
+
+def restore_recall(keys: Tensor, kept: Kept, biased: list[bool], options: ScanOptions) -> Recall:
+    """`recall_keys` again, from what was kept of it."""
+    inputs = [with_ones(keys, biased[0])]
+    deltas = []
+    for layer, (z, back) in enumerate(zip(kept.pre, kept.back, strict=True)):
+        inputs.append(with_ones(torch.nn.functional.silu(z), biased[layer + 1]))
+        deltas.append(_silu_backward(back, z))
+    deltas.append(loss_slope(kept.residue, options))
+    return Recall(inputs, kept.pre, kept.back, deltas, kept.residue)
+
+
+def restore_read(queries: Tensor, kept: Kept, biased: list[bool]) -> "Read":
+    """`read_memory` again, from what was kept of it (without the last layer's output)."""
+    inputs = [with_ones(queries, biased[0])]
+    for layer, z in enumerate(kept.read_pre):
+        inputs.append(with_ones(torch.nn.functional.silu(z), biased[layer + 1]))
+    return Read(inputs, kept.similar, kept.read_pre)
+
+
 def loss_value(residue: Tensor, options: ScanOptions) -> Tensor:
     """The inner loss of each token, `[n b]`."""
     if options.loss == "huber":
@@ -223,7 +252,8 @@ def read_memory(
 
 def _scaled_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """`[first * x, second * x]` side by side."""
-    return torch.cat([x * first[..., None], x * second[..., None]], dim=-1)
+    pair = torch.stack([first, second], dim=-1)
+    return (x.unsqueeze(-2) * pair.unsqueeze(-1)).flatten(-2)
 
 
 def carry_state(
@@ -234,10 +264,17 @@ def carry_state(
     beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
     after = []
     for both, a, delta in zip(packed, recall.inputs, recall.deltas, strict=True):
-        weight, momentum = both.chunk(2, dim=-1)
-        moved = torch.cat([torch.addcmul(weight * beta, momentum, u), momentum * carry], dim=-1)
+        moved = both * _halves(beta, carry, both)
+        weight, momentum = moved.chunk(2, dim=-1)[0], both.chunk(2, dim=-1)[1]
+        weight.addcmul_(momentum, u)
         after.append(moved.baddbmm_(delta.mT, _scaled_pair(a, write, push), alpha=-1))
     return after
+
+
+def _halves(first: Tensor, second: Tensor, like: Tensor) -> Tensor:
+    """A row that multiplies the weights by `first` and the momentum by `second`, `[n 1 2*in]`."""
+    width = like.shape[-1] // 2
+    return torch.cat([first.expand(-1, 1, width), second.expand(-1, 1, width)], dim=-1)
 
 
 class ReadGrads(NamedTuple):
@@ -273,8 +310,9 @@ def read_memory_backward(
             d_mixed.mul_(similar) if d_writes is None else d_writes.addcmul_(d_mixed, similar)
         )
         d_packed.insert(0, torch.bmm(grad.mT, _scaled_pair(r, rows.beta, rows.u)))
-        d_left, d_right = torch.bmm(grad, packed[layer]).chunk(2, dim=-1)
-        layer_beta, layer_u = (d_left * r).sum(-1), (d_right * r).sum(-1)
+        pairs = torch.bmm(grad, packed[layer])
+        d_left, d_right = pairs.chunk(2, dim=-1)
+        layer_beta, layer_u = _pair_products(pairs, r)
         d_beta = layer_beta if d_beta is None else d_beta + layer_beta
         d_u = layer_u if d_u is None else d_u + layer_u
         d_r = torch.addcmul(d_left * rows.beta[..., None], d_right, rows.u[..., None])
@@ -312,23 +350,32 @@ def carry_state_backward(
     write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
     beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
     d_inputs, d_deltas, d_packed = [], [], []
-    sums = torch.zeros(3, theta.shape[0], dtype=theta.dtype, device=theta.device)
+    d_beta, d_u, d_carry = (theta.new_zeros(theta.shape[0]) for _ in range(3))
     d_write, d_push = torch.zeros_like(theta), torch.zeros_like(theta)
     for grad, both, a, delta in zip(grads, packed, recall.inputs, recall.deltas, strict=True):
-        weight, momentum = both.chunk(2, dim=-1)
-        d_weight, d_momentum = grad.chunk(2, dim=-1)
+        momentum, d_weight = both.chunk(2, dim=-1)[1], grad.chunk(2, dim=-1)[0]
         d_deltas.append(torch.bmm(_scaled_pair(a, write, push), grad.mT).neg_())
-        left, right = torch.bmm(delta, grad).chunk(2, dim=-1)
+        pairs = torch.bmm(delta, grad)
+        left, right = pairs.chunk(2, dim=-1)
         d_inputs.append(torch.addcmul(left * write[..., None], right, push[..., None]).neg_())
-        d_write -= (left * a).sum(-1)
-        d_push -= (right * a).sum(-1)
-        sums[0] += (d_weight * weight).sum((-2, -1))
-        sums[1] += (d_weight * momentum).sum((-2, -1))
-        sums[2] += (d_momentum * momentum).sum((-2, -1))
-        d_packed.append(
-            torch.cat([d_weight * beta, torch.addcmul(d_weight * u, d_momentum, carry)], dim=-1)
-        )
-    return CarryGrads(d_inputs, d_deltas, d_packed, d_write, d_push, *sums.unbind(0))
+        by_write, by_push = _pair_products(pairs, a)
+        d_write -= by_write
+        d_push -= by_push
+        by_beta, by_carry = (grad * both).sum(-2).chunk(2, dim=-1)
+        d_beta += by_beta.sum(-1)
+        d_carry += by_carry.sum(-1)
+        d_u += (d_weight * momentum).sum((-2, -1))
+        d_both = grad * _halves(beta, carry, both)
+        d_both.chunk(2, dim=-1)[1].addcmul_(d_weight, u)
+        d_packed.append(d_both)
+    return CarryGrads(d_inputs, d_deltas, d_packed, d_write, d_push, d_beta, d_u, d_carry)
+
+
+def _pair_products(pairs: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products of `x` with either half of `pairs`, `[n b]` each."""
+    halves = pairs.unflatten(-1, (2, -1))
+    first, second = (halves * x.unsqueeze(-2)).sum(-1).unbind(-1)
+    return first, second
 
 
 class RecallGrads(NamedTuple):

@@ -1,8 +1,8 @@
 """The loop over chunks as one autograd function with a hand-written backward.
 
-Forward keeps only the memory at chunk borders; backward goes through the chunks in reverse,
-recomputes each from its border, and applies the closed-form derivative of `ops.chunk_math`.
-So memory grows by one set of weights per border, not by the activations of every token.
+Forward keeps the memory at chunk borders and a few vectors per token; backward goes through the
+chunks in reverse and applies the closed-form derivative of `ops.chunk_math`. So memory grows by
+one set of weights per border and never by a matrix per token.
 """
 
 from collections.abc import Callable
@@ -73,6 +73,7 @@ class ChunkResult(NamedTuple):
     """The factor on theta that clipping, thresholds and the stabiliser came to."""
     loss: Tensor | None
     grad_norm: Tensor | None
+    kept: cm.Kept
 
 
 def chunk_start(packed: list[Tensor], base: list[Tensor] | None) -> list[Tensor]:
@@ -115,7 +116,8 @@ def chunk_forward(
     outputs = read.pre[-1] + tokens.queries if options.residual else read.pre[-1]
     after = cm.carry_state(packed, recall, mixed, theta)
     norm = squared.sqrt() if plan.want_surprise and squared is not None else None
-    return ChunkResult(outputs, after, verdict.active, scale, verdict.loss, norm)
+    kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar)
+    return ChunkResult(outputs, after, verdict.active, scale, verdict.loss, norm, kept)
 
 
 class ChunkGrads(NamedTuple):
@@ -141,12 +143,13 @@ def chunk_backward(
     grads: Incoming,
     tokens: Tokens,
     scale: Tensor | None,
+    kept: cm.Kept,
     packed: list[Tensor],
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
 ) -> ChunkGrads:
-    """Recompute one chunk from its border and carry derivatives back through it.
+    """Carry derivatives back through one chunk.
 
     `tokens.active` and `scale` are those that `chunk_forward` arrived at.
     """
@@ -154,12 +157,12 @@ def chunk_backward(
     fresh = start is None
     if start is None:
         start = chunk_start(packed, base)
-    recall = cm.recall_keys(tokens.keys, tokens.values, start, biased, options)
+    recall = cm.restore_recall(tokens.keys, kept, biased, options)
     alpha, eta = acting_gates(tokens, tokens.active)
     theta = tokens.theta if scale is None else tokens.theta * scale
     mixed = cm.coefficients(alpha, eta, tokens.active)
     rows = cm.read_rows(mixed, theta, options)
-    read = cm.read_memory(tokens.queries, recall, rows, packed, base, biased)
+    read = cm.restore_read(tokens.queries, kept, biased)
 
     by_read = cm.read_memory_backward(grads.outputs, read, recall, rows, packed, base, biased)
     by_carry = cm.carry_state_backward(grads.packed, packed, recall, mixed, theta)
@@ -273,7 +276,7 @@ class ChunkScan(torch.autograd.Function):
             packed, begin = result.packed, begin + length
         last_start = chunk_start(before, base) if given is None else given
         ctx.plan, ctx.borders = plan, borders
-        ctx.judged = [(r.active, r.scale) for r in results]
+        ctx.judged = [(r.active, r.scale, r.kept) for r in results]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         output = torch.cat([r.outputs for r in results], dim=1)
@@ -306,13 +309,14 @@ class ChunkScan(torch.autograd.Function):
             memories = _replay(border, stop, tokens, start, base, plan, run)
             for piece in range(stop - 1, border.piece - 1, -1):
                 begin = end - plan.pieces[piece]
-                active, scale = ctx.judged[piece]
+                active, scale, kept = ctx.judged[piece]
                 by_loss = d_loss[:, begin:end] if d_loss is not None and d_loss.numel() else None
                 last = piece == len(plan.pieces) - 1
                 found = run_backward(
                     Incoming(d_outputs[:, begin:end], by_loss, d_packed, d_start if last else None),
                     tokens.slice(begin, end)._replace(active=active),
                     scale,
+                    kept,
                     memories[piece - border.piece],
                     start if piece == 0 and plan.resumed else None,
                     base,
