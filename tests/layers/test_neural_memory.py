@@ -218,8 +218,8 @@ def test_surprise_falls_on_repetition_and_rises_for_news() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("chunk_size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
 def test_repeated_tokens_are_stable_at_every_chunk_size(chunk_size: int, depth: int) -> None:
-    """The same token for 512 tokens and at least eight chunks, with the strongest steps the gates can make: a deep memory may
-    overshoot at first, but it settles."""
+    """The same token again and again, for at least eight chunks, with the strongest steps that the
+    gates can make: a deep memory may overshoot at first, but it settles."""
     torch.manual_seed(1)
     gates = GateSettings(step_init=0.99, momentum_init=0.9)
     memory = NeuralMemory(
