@@ -22,6 +22,7 @@ from titans.recall.meta import (
     start_state,
     train_block,
     train_checkpoint,
+    value_variance,
 )
 from titans.recall.neural import NeuralScope
 
@@ -95,10 +96,11 @@ def test_an_episode_by_hand(vectors):
 def test_training_lowers_the_loss_and_keeps_values_apart(vectors):
     block = TurnBlock(32, SMALL)
     pairs = [Pair(vectors[i] + 0.02, i) for i in range(0, len(vectors), 2)]
+    before = value_variance(block, vectors)
     curve = train_block(block, vectors, pairs, MetaConfig(epochs=12, learning_rate=3e-3))
-    assert curve[-1]["contrast"] < 0.95 * curve[0]["contrast"]
-    assert curve[-1]["write"] < curve[0]["write"]
-    assert curve[-1]["value_variance"] > 0.5 * curve[0]["value_variance"]
+    totals = [row["write"] + row["read"] + row["contrast"] for row in curve]
+    assert totals[-1] < 0.8 * totals[0]
+    assert curve[-1]["value_variance"] > 0.8 * before
 
 
 def test_without_the_contrastive_term_values_do_collapse(vectors):

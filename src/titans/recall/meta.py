@@ -5,7 +5,7 @@ written (generalisation), or with questions about written ones (recall). Loss: t
 plus || M(W_Q x) - sg(W_V x) ||^2 of the reads. First order by default: the memory's updates are
 constants, so W_K and W_V learn from the writes and W_Q from the reads; `second_order`
 differentiates through the writes. W_V = 0 would minimise both losses, so a contrastive term keeps
-values apart.
+values apart and their variance up.
 """
 
 import json
@@ -32,6 +32,8 @@ from titans.recall.neural import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
 
 Progress = Callable[[int, int, float], None]
 TEMPERATURE = 0.1
+VARIANCE_WEIGHT = 10.0
+"""Of a fall of the values' variance below where it began, inside the contrastive term."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,13 @@ def run_episode(
     targets: Float[Tensor, "queries encoder_dim"],
     state: MemoryState,
     config: MetaConfig,
+    variance_floor: float = 0.0,
 ) -> EpisodeLoss:
-    """Write texts one by one, then read with queries; targets are the texts that they mean."""
+    """Write texts one by one, then read with queries; targets are the texts that they mean.
+
+    Args:
+        variance_floor: the variance of values below which the contrastive term pushes back.
+    """
     write_losses: list[Tensor] = []
     values: list[Tensor] = []
     for pooled in written:
@@ -108,6 +115,9 @@ def run_episode(
     wanted = block.value(torch.cat([_turn_input(block, t[None], state, config) for t in targets]))
     read_loss = (reads - wanted.detach()).square().sum(-1).sum()
     contrast = _contrast(reads, wanted, torch.stack(values))
+    if variance_floor:
+        spread = torch.cat([wanted, torch.stack(values)]).var(0, correction=0).sum()
+        contrast = contrast + VARIANCE_WEIGHT * F.relu(1 - spread / variance_floor)
     return EpisodeLoss(torch.stack(write_losses).sum(), read_loss, contrast)
 
 
@@ -185,6 +195,7 @@ def train_block(
     generator = torch.Generator().manual_seed(config.seed)
     per_epoch = len(texts) // config.episode_size
     curve: list[dict[str, float]] = []
+    floor = value_variance(block, texts)
     for epoch in range(config.epochs):
         order = rng.sample(range(len(texts)), len(texts))
         totals = dict.fromkeys(("write", "read", "contrast"), 0.0)
@@ -192,7 +203,7 @@ def train_block(
             chosen = order[number * config.episode_size : (number + 1) * config.episode_size]
             written, queries, targets = _episode(texts, pairs, chosen, config, rng)
             state = start_state(block, config, generator)
-            parts = run_episode(block, written, queries, targets, state, config)
+            parts = run_episode(block, written, queries, targets, state, config, floor)
             loss = parts.total(config.contrast)
             optimizer.zero_grad()
             loss.backward()
