@@ -1,5 +1,6 @@
 """From the `model` section of a run to a model."""
 
+import typing
 from collections.abc import Mapping
 
 import torch
@@ -32,7 +33,7 @@ def model_config(
 ) -> TitansConfig:
     """The model's configuration, its vocabulary taken from the data where it is not given."""
     check_model_section(section)
-    fields = {"vocab_size": vocab_size, **section}
+    fields = {"vocab_size": vocab_size, **_with_floats(section)}
     given = fields["vocab_size"]
     if not isinstance(given, int) or given < vocab_size:
         raise ConfigError(
@@ -49,6 +50,18 @@ def model_config(
         return TitansConfig(**fields)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model section: {error}") from error
+
+
+def _with_floats(section: Mapping[str, object]) -> dict[str, object]:
+    """Whole numbers where a field is declared as a float: YAML's `2` for `2.0`."""
+    hints = TitansConfig.__annotations__
+
+    def convert(name: str, value: object) -> object:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        wants_float = hints[name] in (float, float | None)
+        return float(typing.cast(int, value)) if is_whole and wants_float else value
+
+    return {name: convert(name, value) for name, value in section.items()}
 
 
 def build_model(config: RunConfig, data: TrainingData) -> TitansForCausalLM:
