@@ -1,0 +1,40 @@
+"""The README's example runs and stays short; its commands, files and pages exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from titans.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_layer_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = BLOCKS[0]
+    assert len(example.strip().splitlines()) <= 12
+    exec(compile(example, "README.md", "exec"), {})
+    falling = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert falling[-1] < 0.5 * falling[0]
+    assert (tmp_path / "state.safetensors").is_file()
+
+
+def test_commands_exist() -> None:
+    for command in re.findall(r"^titans (\w+)", README, re.MULTILINE):
+        assert command in COMMANDS
+
+
+def test_links_and_paths_exist() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+    for path in re.findall(r"`((?:src|configs|benchmarks|docs|tests)/[\w./-]+)`", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_two_commands_are_shown() -> None:
+    assert "make demo" in README and "make test" in README
