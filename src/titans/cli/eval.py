@@ -56,6 +56,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     tokens.add_argument("--num-keys", type=int)
     tokens.add_argument("--num-values", type=int)
     tokens.add_argument("--num-noise", type=int)
+    tokens.add_argument(
+        "--no-distractors",
+        dest="distractors",
+        action="store_const",
+        const=False,
+        help="of needle: keys and values occur in needles only",
+    )
     tokens.add_argument("--setting", choices=["a", "b", "forgetting"], help="of mqar")
     tokens.add_argument("--vocab-size", type=int, help="of mqar (8192)")
     tokens.add_argument("--degree", type=int, help="of permutations: 3 or 5")
@@ -180,6 +187,8 @@ def _command(args: argparse.Namespace) -> str:
         flag = f"--{name.replace('_', '-')}"
         if name == "set":
             words += [word for setting in value for word in (flag, setting)]
+        elif value is False:
+            words.append(f"--no-{name}")
         elif isinstance(value, Path):
             words += [flag, value.name]
         else:

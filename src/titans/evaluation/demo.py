@@ -72,12 +72,17 @@ class Demo:
 def run_demo(
     checkpoints: Sequence[str | Path],
     *,
-    length: int = 131_072,
-    num_needles: int = 16,
+    length: int = 32_768,
+    num_needles: int = 8,
+    distractors: bool = False,
     seed: int = 0,
 ) -> Demo:
-    """Let every checkpoint read the same text of `length` words and ask for every needle."""
-    task = NeedleTask(length=length, num_needles=num_needles)
+    """Let every checkpoint read the same text of `length` words and ask for every needle.
+
+    Args:
+        distractors: let names and cities occur outside needles, too.
+    """
+    task = NeedleTask(length=length, num_needles=num_needles, distractors=distractors)
     batch = task.batch(np.random.default_rng(seed), 1)
     words = needle_words()
     subjects = [ModelSubject.load(path, window=READ_WINDOW) for path in checkpoints]

@@ -49,7 +49,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _name(record: Record) -> str:
-    return f"`{record.model.name}`"
+    threshold = record.model.settings.get("write_threshold")
+    return f"`{record.model.name}`" + ("" if threshold is None else f", threshold {threshold}")
 
 
 def _provenance(records: Sequence[Record]) -> str:
@@ -86,17 +87,20 @@ def _plain(record: Record, metric: str, length: int, **detail: str) -> Score | N
 def _needle(records: Sequence[Record]) -> str:
     plain = [r for r in records if not depth_scores(r)]
     lengths = _lengths(plain)
-    rows = []
+    rows: list[list[str]] = []
     for record in plain:
         scores = [_plain(record, "accuracy", length) for length in lengths]
         state = record.find("state_bytes")
         size = "-" if state is None else f"{state.value:.0f}"
-        rows.append([_name(record), size, *map(percent, scores)])
-    head = ["model", "state (bytes)", *(format_length(length) for length in lengths)]
+        noise = "with" if record.options.get("distractors") else "without"
+        rows.append([_name(record), noise, size, *map(percent, scores)])
+    head = ["model", "distractors", "state (bytes)", *map(format_length, lengths)]
     samples = sorted({s.samples for r in plain for s in r.scores})
     return (
         "Needles (marker, key, value) hidden in noise, asked for at the end; accuracy in per cent "
-        f"with its 95 % interval, {_between(samples)} samples per length.\n\n" + table(head, rows)
+        f"with its 95 % interval, {_between(samples)} texts per length, several needles in each. "
+        "Distractors: keys and values also occur in the noise, without the marker.\n\n"
+        + table(head, rows)
     )
 
 

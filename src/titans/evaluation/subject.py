@@ -5,7 +5,6 @@ Reading streams through the model's cache in windows, so its memory does not gro
 """
 
 import hashlib
-import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,11 +253,6 @@ class _Stream:
 
 
 _NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "auto_map", "model_type")
-
-
-def peak_memory_bytes() -> int:
-    """Most memory that this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1_024
 
 
 def _pad_left(prompts: Sequence[IntArray]) -> tuple[Tensor, Tensor | None]:
