@@ -51,8 +51,8 @@ _DIGEST_FACTOR = 6_364_136_223_846_793_005
 class BlockState:
     """What one layer carries on, None where it has no such part.
 
-    Layers return a new one. Without autograd, a layer may reuse the key and value buffers of the old
-    one, so a state is passed on once; `TitansCache.fork` copies.
+    Layers return a new one. Without autograd, a layer may reuse the key and value buffers of the
+    old one, so a state is passed on once; `TitansCache.fork` copies.
     """
 
     memory: NeuralMemoryState | None = None

@@ -8,9 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from titans.layers.attention import Attention, KeyValues
-from titans.layers.gates import GateSettings
-from titans.layers.memory import NeuralMemory, Parts
-from titans.layers.memory_networks import MLP
+from titans.layers.memory import NeuralMemory
 from titans.layers.memory_state import NeuralMemoryState
 from titans.layers.norm import RMSNorm
 from titans.layers.persistent import PersistentMemory
@@ -18,7 +16,8 @@ from titans.layers.rows import Rows
 from titans.models.cache import BlockState
 from titans.models.config import TitansConfig
 from titans.models.report import MemoryReport
-from titans.ops import ScanOptions, Surprise
+from titans.models.rules import build_memory as build_memory
+from titans.ops import Surprise
 
 MemoryMode = Literal["live", "frozen", "off"]
 """live: reads and writes; frozen: reads, never writes; off: left out of the computation."""
@@ -88,36 +87,6 @@ def empty_slots(attention: Attention, batch: int, size: int) -> KeyValues:
     weight = attention.k_proj.weight
     shape = (batch, size, attention.num_heads, attention.head_dim)
     return KeyValues(weight.new_zeros(shape), weight.new_zeros(shape))
-
-
-def build_memory(config: TitansConfig) -> NeuralMemory:
-    """The neural memory of one layer."""
-    is_associative = config.write_gate == "associative"
-    return NeuralMemory(
-        config.hidden_size,
-        num_heads=int(config.memory_num_heads or 0),
-        head_dim=config.memory_head_dim,
-        memory=MLP(depth=config.memory_depth, expansion=config.memory_expansion),
-        chunk_size=config.chunk_size,
-        gates=GateSettings(
-            kind=config.memory_gates,  # type: ignore[arg-type]
-            step_init=config.memory_step_init,
-            forget_init=config.memory_forget_init,
-            momentum_init=config.memory_momentum_init,
-            use_forgetting=config.memory_forgetting,
-            use_momentum=config.memory_momentum,
-        ),
-        parts=Parts(conv_size=config.memory_conv_kernel),
-        init=config.memory_init,  # type: ignore[arg-type]
-        options=ScanOptions(
-            forget_towards=config.forget_towards,  # type: ignore[arg-type]
-            step_limit=config.step_limit,
-            gradient=config.memory_gradient,  # type: ignore[arg-type]
-            surprise_threshold=config.surprise_threshold if is_associative else None,
-            surprise_measure=config.surprise_measure,  # type: ignore[arg-type]
-            skip_unsurprising=is_associative,
-        ),
-    )
 
 
 def remember(
