@@ -69,7 +69,7 @@ def draw(losses: list[float]) -> None:
     print(f"picture: {OUT / 'surprise.png'}\n")
 
 
-def find_needles(names: tuple[str, ...] = ("needle-mac", "needle-swa")) -> None:
+def find_needles(names: tuple[str, ...] = ("needle-mac", "needle-lmm", "needle-swa")) -> None:
     """Part 2, with whichever of the shipped checkpoints are there."""
     from titans.evaluation.demo import draw_demo, run_demo
 
