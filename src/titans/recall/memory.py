@@ -193,7 +193,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             # By query, not from memory: the index holds what a reader of the store would hold.
             entries = [Entry(*e) for e in self.store.index_entries(scope.id, seq - 1)]
         before = scope.writes_since_snapshot
-        scope.advance(entries, state)
+        scope.advance(entries, [view.terms for view in views], state)
         if before + 1 >= self.config.snapshot_every and written:
             scope.writes_since_snapshot = 0
         links = self._linked_ids(scope.id, [row])

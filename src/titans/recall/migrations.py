@@ -46,7 +46,7 @@ def m001_records(db: sqlite3.Connection) -> None:
             flags INTEGER NOT NULL,                 -- what kind of text it is (views.py)
             vectors BLOB NOT NULL                   -- float16: in context, and the bare text
         )""",
-        "CREATE INDEX passages_by_scope ON passages (scope, id)",
+        "CREATE INDEX passages_by_scope ON passages (scope, seq)",
         "CREATE INDEX passages_by_record ON passages (seq)",
         """CREATE TABLE passage_tokens (
             passage INTEGER PRIMARY KEY REFERENCES passages(id),

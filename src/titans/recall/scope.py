@@ -38,6 +38,8 @@ class OpenScope:
         self._state: MemoryState | None = None
         self._state_seq = 0
         self.writes_since_snapshot = 0
+        # Counting a common word in a large scope takes milliseconds; words come again and again.
+        self._counts: dict[str, int] = {}
 
     def refresh(self) -> None:
         """Take in what was written or forgotten since the last look, by whomever."""
@@ -53,6 +55,7 @@ class OpenScope:
                 self.id = None
                 return
         if head.last_seq > self.index.last_seq:
+            self._counts.clear()
             found = self.store.index_entries(self.id, self.index.last_seq)
             self.index.extend([Entry(*row) for row in found])
 
@@ -81,8 +84,18 @@ class OpenScope:
     def _write_from(self, data: bytes) -> Write:
         return Write.from_bytes(data, self.neural.config.num_heads)
 
-    def advance(self, entries: list[Entry], state: MemoryState | None) -> None:
-        """Take in a record that this process has just stored; `state` if the memory was written."""
+    def advance(
+        self, entries: list[Entry], terms: list[list[str]], state: MemoryState | None
+    ) -> None:
+        """Take in a record that this process has just stored.
+
+        Args:
+            terms: the stems of each passage.
+            state: the neural state after the write, if there was one.
+        """
+        for stem in (stem for passage in terms for stem in set(passage)):
+            if stem in self._counts:
+                self._counts[stem] += 1
         before = self.state
         self.index.extend(entries)
         self._state = before if state is None else state
@@ -125,7 +138,15 @@ class OpenScope:
         read = len(self.index) + PRIOR_STRENGTH
         found: dict[str, float] = {}
         for name, word in stems.items():
-            seen = 0 if self.id is None else self.store.document_count(self.id, name)
+            seen = self._count(name)
             prior = PRIOR_STRENGTH / (self.encoder.word_rank(word) + 20)
             found[name] = max(-math.log((seen + prior) / read), 0.0)
         return found
+
+    def _count(self, name: str) -> int:
+        """In how many passages of the scope a stem stands."""
+        if self.id is None:
+            return 0
+        if name not in self._counts:
+            self._counts[name] = self.store.document_count(self.id, name)
+        return self._counts[name]

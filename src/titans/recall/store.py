@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from titans.errors import StoreError
 from titans.recall.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
 
+MMAP_BYTES = 2**31
+"""Read through the page cache: opening a large scope reads most of the file."""
 BUSY_SECONDS = 30.0
 """How long a writer waits for another process before it gives up."""
 
@@ -87,6 +89,7 @@ class Store:
             self.db.execute("PRAGMA synchronous = FULL")
             self.db.execute("PRAGMA secure_delete = ON")
             self.db.execute("PRAGMA foreign_keys = OFF")
+            self.db.execute(f"PRAGMA mmap_size = {MMAP_BYTES}")
             if schema_version(self.db) < len(MIGRATIONS):
                 with self.writing():
                     migrate(self.db)
@@ -262,7 +265,7 @@ class Store:
             "SELECT p.id, p.seq, p.num_terms, p.flags, p.vectors, r.time, r.speaker, r.written,"
             " r.duplicate_of, r.successor_of, r.surprise"
             " FROM passages p JOIN records r ON r.seq = p.seq"
-            " WHERE p.scope = ? AND r.scope = ? AND p.seq > ? ORDER BY p.id",
+            " WHERE p.scope = ? AND r.scope = ? AND p.seq > ? ORDER BY p.seq, p.id",
             (scope, scope, after_seq),
         ).fetchall()
 
