@@ -1,0 +1,127 @@
+"""docs/results.md: exactly what the records give, and no number of ours that no record has."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evaluation.subjects import CARD
+from titans.evaluation import paper
+from titans.evaluation.records import Record, Score, accuracy_score, load_records, mean_score
+from titans.evaluation.report import main, percent, render
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
+
+
+def record(task: str, scores: list[Score], **options: object) -> Record:
+    return Record(
+        task=task,
+        model=CARD,
+        options=options,
+        seed=1,
+        scores=tuple(scores),
+        seconds=2,
+        commit="abc",
+        version="0",
+        machine="m",
+        command=f"titans eval {task}",
+    )
+
+
+def everything() -> list[Record]:
+    some = [1, 1, 0, 1]
+    bits = mean_score([1.5, 1.75], "bits_per_byte", length=256)
+    speed = {"length": 512, "detail": {"phase": "train", "depth": 2}}
+    return [
+        record("needle", [accuracy_score(some, length=64)]),
+        record("s-niah", [accuracy_score(some, length=2_048, detail={"kind": "pk"})]),
+        record(
+            "mqar",
+            [accuracy_score(some, length=64, detail={"pairs": 4, "updates": 0})],
+            setting="b",
+            vocab_size=8_192,
+        ),
+        record("babilong", [accuracy_score(some, length=1_024, detail={"task": "qa1"})]),
+        record("permutations", [accuracy_score(some, metric="last_accuracy", length=32)], degree=3),
+        record("lm", [bits], text="book.txt@123"),
+        record(
+            "throughput",
+            [
+                mean_score([1_000.0], "tokens_per_second", **speed),
+                mean_score([0.25], "memory_share", **speed),
+            ],
+        ),
+    ]
+
+
+def test_every_task_has_a_section_with_ours_and_the_papers() -> None:
+    page = render(everything())
+    for shown in ("75.0 [30.1, 95.4]", "*98.4*", "*0.96* at 34k", "*99*", "1.6250", "| 1000 |"):
+        assert shown in page
+    assert page.count("75.0 [30.1, 95.4]") == 5 and "25 %" in page
+
+
+def test_a_missing_number_is_a_dash() -> None:
+    assert percent(None) == "-"
+    ours = [
+        record("needle", [accuracy_score([1], length=64)]),
+        record("needle", [accuracy_score([1], length=128)]),
+    ]
+    assert "| - |" in render(ours)
+
+
+def test_the_page_is_what_the_records_give(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    main(["--results", str(RESULTS), "--page", str(page), "--figures", str(tmp_path / "figures")])
+    assert page.read_text() == PAGE.read_text(), "docs/results.md is stale: run `make results`"
+    drawn = {file.name for file in (tmp_path / "figures").glob("*.png")}
+    assert drawn == {file.name for file in (ROOT / "docs" / "figures").glob("*.png")}
+
+
+def shown_numbers(page: str) -> set[str]:
+    """Numbers in rows that begin with a model's name in code style, provenance left out."""
+    rows = [
+        line for line in page.splitlines() if line.startswith("| `") and "titans eval" not in line
+    ]
+    cells = [cell for row in rows for cell in row.split("|")[2:]]
+    return {number for cell in cells for number in re.findall(r"\d+\.\d+|\d{3,}", cell)}
+
+
+def known_numbers(records: list[Record]) -> set[str]:
+    """Every way in which the page may write a number of a record."""
+    known = set()
+    for found in records:
+        for score in found.scores:
+            for value in (score.value, score.low, score.high):
+                known |= {
+                    f"{100 * value:.1f}",
+                    f"{value:.4f}",
+                    f"{value:.0f}",
+                    f"{100 * value:.0f}",
+                }
+            known.add(str(score.length))
+    return known
+
+
+def test_no_number_of_ours_is_shown_that_no_record_has() -> None:
+    records = load_records(RESULTS)
+    assert records, "there are records to show"
+    unknown = shown_numbers(PAGE.read_text()) - known_numbers(records)
+    assert not unknown, f"docs/results.md shows numbers that are in no record: {sorted(unknown)}"
+
+
+def test_the_check_notices_an_invented_number() -> None:
+    page = render(everything()) + "\n| `stand-in` | 99.9 |\n"
+    assert shown_numbers(page) - known_numbers(everything()) == {"99.9"}
+
+
+@pytest.mark.parametrize("values", [paper.S_NIAH["Titans MAC"], paper.S_NIAH["TTT"]])
+def test_the_papers_table_has_four_lengths(values: dict[str, tuple[float, ...]]) -> None:
+    assert {len(row) for row in values.values()} == {len(paper.S_NIAH_LENGTHS)}
+
+
+def test_the_papers_ablation_agrees_with_its_own_tables() -> None:
+    """Table 5's long-context column is the mean of table 2's twelve cells (LMM)."""
+    cells = [value for row in paper.S_NIAH["Titans LMM"].values() for value in row]
+    assert paper.ABLATION["LMM"][2] == pytest.approx(sum(cells) / 12, abs=0.01)
