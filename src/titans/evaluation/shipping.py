@@ -130,9 +130,12 @@ def _table(records: Sequence[Record]) -> str:
     for record in records:
         for score in record.scores:
             if score.metric == "accuracy" and score.length and "depth" not in score.detail:
-                kind = score.detail.get("kind", "")
+                kind = str(score.detail.get("kind", ""))
+                if "distractors" in record.options:
+                    kind = "with" if record.options["distractors"] else "without"
+                    kind += " distractors"
                 lines.append(
-                    f"| {record.task} {kind} | {format_length(score.length)} | {score.value:.3f} | "
+                    f"| {record.task}, {kind} | {format_length(score.length)} | {score.value:.3f} | "
                     f"{score.low:.3f} to {score.high:.3f} | {score.samples} |"
                 )
     return "\n".join(lines) + "\n"
