@@ -44,7 +44,9 @@ results: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/stability.py repeat
+	$(BIN)/python benchmarks/models.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

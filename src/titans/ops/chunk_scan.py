@@ -14,11 +14,26 @@ import torch
 from torch import Tensor
 
 from titans.ops import chunk_math as cm
+from titans.ops.joined import (
+    cat_or_none,
+    chunk_part,
+    cut_rows,
+    join_chunks,
+    join_lists,
+    join_or_none,
+    join_tuples,
+    part_of_tuple,
+    repeat_rows,
+    uncut_rows,
+)
 from titans.ops.options import ScanOptions
 from titans.ops.write_control import judge_writes, project_on_gradients, stabilise
 
-TOKENS_PER_BORDER = 16
-"""Borders are kept at least this many tokens apart; between them, small chunks are replayed."""
+GROUP_TOKENS = 64
+"""Chunks shorter than this are read (and their reads differentiated) several at a time."""
+SMALL_CHUNK = 16
+"""Shorter chunks keep the memory only at the borders of groups of this many tokens; inside a group
+it is replayed."""
 
 
 class Tokens(NamedTuple):
@@ -57,16 +72,37 @@ class Plan:
         return len(self.biased)
 
     @property
+    def groups(self) -> list[range]:
+        """Pieces that are read together: neighbours of one length."""
+        groups: list[range] = []
+        index = 0
+        while index < len(self.pieces):
+            length = self.pieces[index]
+            most = 1 if index == 0 and self.resumed else _group_size(length)
+            stop = index + 1
+            while stop < len(self.pieces) and stop - index < most and self.pieces[stop] == length:
+                stop += 1
+            groups.append(range(index, stop))
+            index = stop
+        return groups
+
+    @property
     def has_base(self) -> bool:
         """Are weights kept as a difference from the initial ones?"""
         return self.options.forget_towards == "initial"
 
 
-class ChunkResult(NamedTuple):
-    """One chunk's output and the memory after it."""
+def _group_size(length: int) -> int:
+    return max(1, (SMALL_CHUNK if length < SMALL_CHUNK else GROUP_TOKENS) // length)
+
+
+class GroupResult(NamedTuple):
+    """The outputs of a few chunks and the memory after them."""
 
     outputs: Tensor
     packed: list[Tensor]
+    memories: list[list[Tensor]]
+    """The memory before each chunk."""
     active: Tensor | None
     """Which tokens were not no-ops after all; None if none was."""
     scale: Tensor | None
@@ -89,14 +125,26 @@ def acting_gates(tokens: Tokens, active: Tensor | None) -> tuple[Tensor, Tensor]
     return tokens.alpha * active, 1 - (1 - tokens.eta) * active
 
 
-def chunk_forward(
+class Written(NamedTuple):
+    """One chunk after its writes, before its reads."""
+
+    recall: cm.Recall
+    mixed: cm.Coefficients
+    theta: Tensor
+    active: Tensor | None
+    scale: Tensor | None
+    loss: Tensor | None
+    grad_norm: Tensor | None
+
+
+def write_chunk(
     tokens: Tokens,
     packed: list[Tensor],
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
-) -> ChunkResult:
-    """Write and read one chunk."""
+) -> tuple[Written, list[Tensor]]:
+    """Write one chunk; also give the memory after it."""
     biased, options = list(plan.biased), plan.options
     at = chunk_start(packed, base) if start is None else start
     recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
@@ -111,17 +159,51 @@ def chunk_forward(
         factor = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
         scale = factor if scale is None else scale * factor
         theta = theta * factor
-    rows = cm.read_rows(mixed, theta, options)
-    read = cm.read_memory(tokens.queries, recall, rows, packed, base, biased)
-    outputs = read.pre[-1] + tokens.queries if options.residual else read.pre[-1]
     after = cm.carry_state(packed, recall, mixed, theta)
     norm = squared.sqrt() if plan.want_surprise and squared is not None else None
+    return Written(recall, mixed, theta, verdict.active, scale, verdict.loss, norm), after
+
+
+def group_forward(
+    tokens: Tokens,
+    count: int,
+    packed: list[Tensor],
+    start: list[Tensor] | None,
+    base: list[Tensor] | None,
+    plan: Plan,
+) -> GroupResult:
+    """Write `count` chunks of one length, one after the other, and read them all at once."""
+    length = tokens.keys.shape[1] // count
+    written, memories = [], []
+    for number in range(count):
+        memories.append(packed)
+        part = tokens.slice(number * length, (number + 1) * length)
+        found, packed = write_chunk(part, packed, start, base, plan)
+        written.append(found)
+    recall = join_tuples([w.recall for w in written])
+    mixed = join_tuples([w.mixed for w in written])
+    theta = join_chunks([w.theta for w in written])
+    queries = cut_rows(tokens.queries, count)
+    rows = cm.read_rows(mixed, theta, plan.options)
+    read = cm.read_memory(
+        queries, recall, rows, join_lists(memories), repeat_rows(base, count), list(plan.biased)
+    )
+    outputs = read.pre[-1] + queries if plan.options.residual else read.pre[-1]
     kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar)
-    return ChunkResult(outputs, after, verdict.active, scale, verdict.loss, norm, kept)
+    return GroupResult(
+        uncut_rows(outputs, count),
+        packed,
+        memories,
+        join_or_none([w.active for w in written]),
+        join_or_none([w.scale for w in written]),
+        cat_or_none([w.loss for w in written]),
+        cat_or_none([w.grad_norm for w in written]),
+        kept,
+    )
 
 
-class ChunkGrads(NamedTuple):
-    """The derivative of `chunk_forward`."""
+class GroupGrads(NamedTuple):
+    """The derivative of `group_forward`."""
 
     tokens: Tokens
     packed: list[Tensor]
@@ -130,75 +212,135 @@ class ChunkGrads(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """Derivatives by what a chunk gave out."""
+    """Derivatives by what a group gave out."""
 
     outputs: Tensor
     loss: Tensor | None
     packed: list[Tensor]
     start: list[Tensor] | None
-    """By the chunk's start weights, where they left the scan as part of an open chunk."""
+    """By the last chunk's start weights, where they left the scan as part of an open chunk."""
 
 
-def chunk_backward(
+def group_backward(
     grads: Incoming,
     tokens: Tokens,
     scale: Tensor | None,
     kept: cm.Kept,
-    packed: list[Tensor],
+    memories: list[list[Tensor]],
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
-) -> ChunkGrads:
-    """Carry derivatives back through one chunk.
+) -> GroupGrads:
+    """Carry derivatives back through a group: its reads at once, its writes from last to first.
 
-    `tokens.active` and `scale` are those that `chunk_forward` arrived at.
+    `tokens.active` and `scale` are those that `group_forward` arrived at, as joined rows.
     """
-    biased, options = list(plan.biased), plan.options
-    fresh = start is None
-    if start is None:
-        start = chunk_start(packed, base)
-    recall = cm.restore_recall(tokens.keys, kept, biased, options)
-    alpha, eta = acting_gates(tokens, tokens.active)
-    theta = tokens.theta if scale is None else tokens.theta * scale
-    mixed = cm.coefficients(alpha, eta, tokens.active)
+    biased, options, count = list(plan.biased), plan.options, len(memories)
+    cut = Tokens(*(None if t is None else cut_rows(t, count) for t in tokens[:6]), tokens.active)  # type: ignore[arg-type]
+    recall = cm.restore_recall(cut.keys, kept, biased, options)
+    alpha, eta = acting_gates(cut, cut.active)
+    theta = cut.theta if scale is None else cut.theta * scale
+    mixed = cm.coefficients(alpha, eta, cut.active)
     rows = cm.read_rows(mixed, theta, options)
-    read = cm.restore_read(tokens.queries, kept, biased)
+    read = cm.restore_read(cut.queries, kept, biased)
+    d_outputs = cut_rows(grads.outputs, count)
+    by_read = cm.read_memory_backward(
+        d_outputs, read, recall, rows, join_lists(memories), repeat_rows(base, count), biased
+    )
+    d_base = None
+    if by_read.base is not None:
+        d_base = [b.unflatten(0, (-1, count)).sum(1) for b in by_read.base]
 
-    by_read = cm.read_memory_backward(grads.outputs, read, recall, rows, packed, base, biased)
-    by_carry = cm.carry_state_backward(grads.packed, packed, recall, mixed, theta)
-    by_recall = cm.recall_keys_backward(
-        [a.add_(b) for a, b in zip(by_read.inputs, by_carry.inputs, strict=True)],
-        [a.add_(b) for a, b in zip(by_read.deltas, by_carry.deltas, strict=True)],
-        grads.loss,
-        recall,
-        start,
-        biased,
-        options,
-    )
+    writes = _WritesBackward(by_read, recall, mixed, theta, base, plan, count)
+    d_packed, d_start = grads.packed, grads.start
+    for number in range(count - 1, -1, -1):
+        loss = None
+        if grads.loss is not None:
+            loss = chunk_part(cut_rows(grads.loss, count), number, count)
+        d_packed, d_start = writes.chunk(number, memories[number], start, d_packed, d_start, loss)
+        if start is None and d_start is not None:
+            _add_start(d_packed, d_base, d_start)
+            d_start = None
+    d_keys, d_values, by_carry = writes.joined()
     d_alpha, d_eta, d_theta = _gates_backward(
-        by_read.rows, by_carry, cm.GateValues(alpha, eta, theta, tokens.active), mixed, options
+        by_read.rows, by_carry, cm.GateValues(alpha, eta, theta, cut.active), mixed, options
     )
-    if tokens.active is not None:
-        d_alpha, d_eta = d_alpha * tokens.active, d_eta * tokens.active
+    if cut.active is not None:
+        d_alpha, d_eta = d_alpha * cut.active, d_eta * cut.active
     if scale is not None:
         d_theta = d_theta * scale
+    d_queries = by_read.queries + d_outputs if options.residual else by_read.queries
+    found = [uncut_rows(d, count) for d in (d_queries, d_keys, d_values, d_alpha, d_eta, d_theta)]
+    return GroupGrads(Tokens(*found, None), d_packed, d_start, d_base)
 
-    d_packed = [a.add_(b) for a, b in zip(by_read.packed, by_carry.packed, strict=True)]
-    d_start = _sum_lists(by_recall.start, grads.start)
-    d_base = by_read.base
-    if fresh and d_start is not None:
-        for whole, part in zip(d_packed, d_start, strict=True):
-            whole[..., : part.shape[-1]] += part
-        if d_base is not None:
-            d_base = [a + b for a, b in zip(d_base, d_start, strict=True)]
-        d_start = None
-    d_queries = by_read.queries + grads.outputs if options.residual else by_read.queries
-    return ChunkGrads(
-        Tokens(d_queries, by_recall.keys, by_recall.values, d_alpha, d_eta, d_theta, None),
-        d_packed,
-        d_start,
-        d_base,
-    )
+
+class _WritesBackward:
+    """The writes of a group, differentiated chunk by chunk, last first."""
+
+    def __init__(
+        self,
+        by_read: cm.ReadGrads,
+        recall: cm.Recall,
+        mixed: cm.Coefficients,
+        theta: Tensor,
+        base: list[Tensor] | None,
+        plan: Plan,
+        count: int,
+    ) -> None:
+        self.by_read, self.recall, self.mixed, self.theta = by_read, recall, mixed, theta
+        self.base, self.plan, self.count = base, plan, count
+        self.found: list[tuple[cm.RecallGrads, cm.CarryGrads]] = []
+
+    def chunk(
+        self,
+        number: int,
+        packed: list[Tensor],
+        start: list[Tensor] | None,
+        d_packed: list[Tensor],
+        d_start: list[Tensor] | None,
+        d_loss: Tensor | None,
+    ) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Derivatives by the memory before a chunk, and by its start weights."""
+        count = self.count
+        recall = part_of_tuple(self.recall, number, count)
+        mixed = part_of_tuple(self.mixed, number, count)
+        theta = chunk_part(self.theta, number, count)
+        by_carry = cm.carry_state_backward(d_packed, packed, recall, mixed, theta)
+        read_inputs, read_deltas, read_packed = (
+            [chunk_part(x, number, count) for x in group]
+            for group in (self.by_read.inputs, self.by_read.deltas, self.by_read.packed)
+        )
+        by_recall = cm.recall_keys_backward(
+            [a.add_(b) for a, b in zip(by_carry.inputs, read_inputs, strict=True)],
+            [a.add_(b) for a, b in zip(by_carry.deltas, read_deltas, strict=True)],
+            d_loss,
+            recall,
+            chunk_start(packed, self.base) if start is None else start,
+            list(self.plan.biased),
+            self.plan.options,
+        )
+        self.found.append((by_recall, by_carry))
+        before = [a.add_(b) for a, b in zip(by_carry.packed, read_packed, strict=True)]
+        return before, _sum_lists(by_recall.start, d_start)
+
+    def joined(self) -> tuple[Tensor, Tensor, cm.CarryGrads]:
+        """Derivatives by keys and values, and by the gates at chunk ends, as joined rows."""
+        recalls, carries = zip(*reversed(self.found), strict=True)
+        numbers = [join_chunks([c[field] for c in carries]) for field in range(3, 8)]
+        return (
+            join_chunks([r.keys for r in recalls]),
+            join_chunks([r.values for r in recalls]),
+            cm.CarryGrads([], [], [], *numbers),
+        )
+
+
+def _add_start(d_packed: list[Tensor], d_base: list[Tensor] | None, d_start: list[Tensor]) -> None:
+    """A fresh chunk starts at the memory before it (and, where kept apart, the initial weights)."""
+    for whole, part in zip(d_packed, d_start, strict=True):
+        whole[..., : part.shape[-1]] += part
+    if d_base is not None:
+        for whole, part in zip(d_base, d_start, strict=True):
+            whole += part
 
 
 def _gates_backward(
@@ -237,14 +379,26 @@ def _sum_lists(first: list[Tensor] | None, second: list[Tensor] | None) -> list[
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[Callable[..., ChunkResult], Callable[..., ChunkGrads]]:
-    return torch.compile(chunk_forward, dynamic=False), torch.compile(chunk_backward, dynamic=False)
+def _compiled() -> tuple[Callable[..., GroupResult], Callable[..., GroupGrads]]:
+    return torch.compile(group_forward, dynamic=False), torch.compile(group_backward, dynamic=False)
 
 
-def _chunk_functions(
+def _group_functions(
     options: ScanOptions,
-) -> tuple[Callable[..., ChunkResult], Callable[..., ChunkGrads]]:
-    return _compiled() if options.compiled else (chunk_forward, chunk_backward)
+) -> tuple[Callable[..., GroupResult], Callable[..., GroupGrads]]:
+    return _compiled() if options.compiled else (group_forward, group_backward)
+
+
+class Border(NamedTuple):
+    """What is kept of a group for its backward."""
+
+    begin: int
+    packed: list[Tensor]
+    memories: list[list[Tensor]] | None
+    """The memory before each chunk; None where it is to be replayed."""
+    active: Tensor | None
+    scale: Tensor | None
+    kept: cm.Kept
 
 
 class ChunkScan(torch.autograd.Function):
@@ -259,32 +413,33 @@ class ChunkScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:  # noqa: D102
         tokens, packed, start, base = _unpack(plan, tensors)
-        run, _ = _chunk_functions(plan.options)
-        results: list[ChunkResult] = []
+        run, _ = _group_functions(plan.options)
+        outputs, losses, norms = [], [], []
         borders: list[Border] = []
-        begin, since_border = 0, TOKENS_PER_BORDER
-        given, before = start, packed
-        for index, length in enumerate(plan.pieces):
-            if since_border >= TOKENS_PER_BORDER:
-                borders.append(Border(index, begin, packed))
-                since_border = 0
-            since_border += length
-            given = start if index == 0 and plan.resumed else None
-            before = packed
-            result = run(tokens.slice(begin, begin + length), packed, given, base, plan)
-            results.append(result._replace(packed=[]))
-            packed, begin = result.packed, begin + length
-        last_start = chunk_start(before, base) if given is None else given
+        begin, given, last = 0, start, packed
+        for group in plan.groups:
+            length = plan.pieces[group.start]
+            end = begin + length * len(group)
+            given = start if group.start == 0 and plan.resumed else None
+            found = run(tokens.slice(begin, end), len(group), packed, given, base, plan)
+            if any(ctx.needs_input_grad):
+                memories = found.memories if length >= SMALL_CHUNK else None
+                borders.append(
+                    Border(begin, packed, memories, found.active, found.scale, found.kept)
+                )
+            packed, last, begin = found.packed, found.memories[-1], end
+            outputs.append(found.outputs)
+            losses.append(found.loss)
+            norms.append(found.grad_norm)
+        last_start = chunk_start(last, base) if given is None else given
         ctx.plan, ctx.borders = plan, borders
-        ctx.judged = [(r.active, r.scale, r.kept) for r in results]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        output = torch.cat([r.outputs for r in results], dim=1)
-        loss = norm = output.new_zeros(0)
-        if plan.want_surprise:
-            loss = torch.cat([r.loss for r in results if r.loss is not None], dim=1)
-            norm = torch.cat([r.grad_norm for r in results if r.grad_norm is not None], dim=1)
-        norm = norm.clone()
+        output = torch.cat(outputs, dim=1)
+        loss, norm = (
+            torch.cat(x, dim=1) if plan.want_surprise else output.new_zeros(0)
+            for x in (losses, norms)
+        )
         ctx.mark_non_differentiable(norm)
         return output, loss, norm, *packed, *(w.clone() for w in last_start)
 
@@ -295,7 +450,7 @@ class ChunkScan(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
         tokens, packed, start, base = _unpack(plan, ctx.saved_tensors)
-        run, run_backward = _chunk_functions(plan.options)
+        run, run_backward = _group_functions(plan.options)
         d_outputs, d_loss = grads[:2]
         d_packed = _or_zeros(grads[3 : 3 + plan.depth], packed)
         d_start = _or_none(grads[3 + plan.depth :], chunk_start(packed, base))
@@ -303,60 +458,33 @@ class ChunkScan(torch.autograd.Function):
             d_outputs = torch.zeros_like(tokens.values)
         d_tokens = [torch.empty_like(t) for t in tokens[:6]]  # type: ignore[arg-type]
         d_base = [torch.zeros_like(b) for b in base] if base is not None else None
-        end, stop = tokens.keys.shape[1], len(plan.pieces)
-        d_first: list[Tensor] | None = None
-        for border in reversed(ctx.borders):
-            memories = _replay(border, stop, tokens, start, base, plan, run)
-            for piece in range(stop - 1, border.piece - 1, -1):
-                begin = end - plan.pieces[piece]
-                active, scale, kept = ctx.judged[piece]
-                by_loss = d_loss[:, begin:end] if d_loss is not None and d_loss.numel() else None
-                last = piece == len(plan.pieces) - 1
-                found = run_backward(
-                    Incoming(d_outputs[:, begin:end], by_loss, d_packed, d_start if last else None),
-                    tokens.slice(begin, end)._replace(active=active),
-                    scale,
-                    kept,
-                    memories[piece - border.piece],
-                    start if piece == 0 and plan.resumed else None,
-                    base,
-                    plan,
-                )
-                for whole, part in zip(d_tokens, found.tokens[:6], strict=True):
-                    whole[:, begin:end] = part  # type: ignore[assignment]
-                d_packed, d_first, end = found.packed, found.start, begin
-                if d_base is not None and found.base is not None:
-                    d_base = [a.add_(b) for a, b in zip(d_base, found.base, strict=True)]
-            stop = border.piece
-        by_start = (d_first or [None] * plan.depth) if plan.resumed else []
+        end = tokens.keys.shape[1]
+        for group, border in zip(reversed(plan.groups), reversed(ctx.borders), strict=True):
+            part = tokens.slice(border.begin, end)
+            given = start if group.start == 0 and plan.resumed else None
+            memories = border.memories
+            if memories is None:
+                memories = run(part, len(group), border.packed, given, base, plan).memories
+            by_loss = None
+            if d_loss is not None and d_loss.numel():
+                by_loss = d_loss[:, border.begin : end]
+            found = run_backward(
+                Incoming(d_outputs[:, border.begin : end], by_loss, d_packed, d_start),
+                part._replace(active=border.active),
+                border.scale,
+                border.kept,
+                memories,
+                given,
+                base,
+                plan,
+            )
+            for whole, piece in zip(d_tokens, found.tokens[:6], strict=True):
+                whole[:, border.begin : end] = piece  # type: ignore[assignment]
+            d_packed, d_start, end = found.packed, found.start, border.begin
+            if d_base is not None and found.base is not None:
+                d_base = [a.add_(b) for a, b in zip(d_base, found.base, strict=True)]
+        by_start = (d_start or [None] * plan.depth) if plan.resumed else []
         return (None, *d_tokens, None, *d_packed, *by_start, *(d_base or []))
-
-
-class Border(NamedTuple):
-    """The memory as it stood before a piece."""
-
-    piece: int
-    begin: int
-    packed: list[Tensor]
-
-
-def _replay(
-    border: Border,
-    stop: int,
-    tokens: Tokens,
-    start: list[Tensor] | None,
-    base: list[Tensor] | None,
-    plan: Plan,
-    run: Callable[..., ChunkResult],
-) -> list[list[Tensor]]:
-    """The memory before each piece from a border up to `stop`."""
-    memories, begin = [border.packed], border.begin
-    for piece in range(border.piece, stop - 1):
-        part = tokens.slice(begin, begin + plan.pieces[piece])
-        given = start if piece == 0 and plan.resumed else None
-        memories.append(run(part, memories[-1], given, base, plan).packed)
-        begin += plan.pieces[piece]
-    return memories
 
 
 def _unpack(
