@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from evaluation.test_subject import tiny
 from titans.data.tasks.needle import ASK, MARK, NeedleTask
 from titans.data.tasks.needle_words import needle_tokenizer, needle_words
@@ -19,18 +17,17 @@ def test_every_token_of_the_needle_task_is_one_word() -> None:
     assert tokenizer.decode([MARK, 3, 35]) == "REMEMBER alice athens"
 
 
-@pytest.mark.timeout(120)
 def test_models_read_the_same_text_and_are_asked_for_every_needle(tmp_path: Path) -> None:
     for variant in ("mac", "swa"):
         tiny(variant, vocab_size=131).save_pretrained(tmp_path / f"needle-{variant}")
     demo = run_demo(
-        [tmp_path / "needle-mac", tmp_path / "needle-swa"], length=4_200, num_needles=3, seed=1
+        [tmp_path / "needle-mac", tmp_path / "needle-swa"], length=2_300, num_needles=3, seed=1
     )
     assert len(demo.questions) == 3 and "REMEMBER" in demo.excerpt
     assert all(set(q.given) == {"needle-mac", "needle-swa"} for q in demo.questions)
     assert all(0 <= q.depth < 1 for q in demo.questions)
     for reader in demo.readers:
-        assert reader.positions == (2_048, 4_096, 4_200)
+        assert reader.positions == (2_048, 2_300)
         assert len(set(reader.state_bytes)) == 1
         right = sum(q.given[reader.name] == q.answer for q in demo.questions)
         assert demo.found(reader.name) == right

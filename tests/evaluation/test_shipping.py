@@ -35,7 +35,8 @@ def test_a_run_is_shipped_with_its_record_log_and_card(
         3,
     ]
     card = (target / "README.md").read_text()
-    assert "| needle, with distractors | 64 |" in card and "2 steps" in card and "`write_threshold=0.05`" in card
+    for shown in ("| needle, with distractors | 64 |", "2 steps", "`write_threshold=0.05`"):
+        assert shown in card
     for file in target.rglob("*"):
         if file.suffix in (".json", ".jsonl", ".yaml", ".md"):
             assert str(tmp_path) not in file.read_text(), file

@@ -134,9 +134,10 @@ def _table(records: Sequence[Record]) -> str:
                 if "distractors" in record.options:
                     kind = "with" if record.options["distractors"] else "without"
                     kind += " distractors"
+                between = f"{score.low:.3f} to {score.high:.3f}"
                 lines.append(
-                    f"| {record.task}, {kind} | {format_length(score.length)} | {score.value:.3f} | "
-                    f"{score.low:.3f} to {score.high:.3f} | {score.samples} |"
+                    f"| {record.task}, {kind} | {format_length(score.length)} | "
+                    f"{score.value:.3f} | {between} | {score.samples} |"
                 )
     return "\n".join(lines) + "\n"
 
