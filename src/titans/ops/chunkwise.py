@@ -9,10 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans.ops.checks import check_scan
-from titans.ops.chunk_scan import ChunkScan, Plan
+from titans.ops.chunk_scan import ChunkScan
 from titans.ops.eager import eager
 from titans.ops.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
 from titans.ops.options import ScanOptions
+from titans.ops.plan import Plan
 from titans.ops.ragged import RaggedRows, align_rows
 from titans.ops.state import Gates, MemoryState, Surprise
 
