@@ -85,7 +85,8 @@ def test_separator_and_max_bytes(tmp_path: Path) -> None:
 
 
 def test_hugging_face_datasets(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = datasets.Dataset.from_dict({"body": ["one", "two"]})
     rows.save_to_disk(str(tmp_path / "saved"))
     corpus = Corpus(dataset=str(tmp_path / "saved"), text_field="body")

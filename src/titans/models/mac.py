@@ -10,7 +10,7 @@ For each segment S of `segment_len` tokens, with the memory M as it stood before
 NOTE(paper): h_i is computed from token i, so showing the whole of h to every token, as the paper's
 figure suggests, would let tokens see the future; hence `i <= j`. The read in `m` is causal, too.
 NOTE(paper): the residual in y is the paper's "residual connections in all blocks". Without it the
-memory is written with what an untrained attention makes of a segment, its average, and learns late.
+memory is written with what an untrained attention makes of a segment, its average.
 """
 
 from dataclasses import replace
