@@ -69,6 +69,8 @@ def fill(path: Path, count: int) -> None:
                     print(f"\rfilling {i}/{count}", end="", file=sys.stderr)
             state = memory.neural.dump(memory.neural.initial_state())
             memory.store.save_snapshot(scope, seq, state, 8)
+        # Reading what is there and writing one more makes the blocks of the index.
+        memory.remember("The end of what was made up.", time="2023-01-01")
     print(file=sys.stderr)
 
 

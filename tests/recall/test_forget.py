@@ -9,6 +9,7 @@ from recall.conftest import HASHING
 from titans.errors import DataError, StoreError
 from titans.recall import TextMemory
 from titans.recall import forget as forgetting
+from titans.recall.index import BARE
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
 SECRET = "zanzibar xylophone"
@@ -41,7 +42,7 @@ def test_nothing_of_a_forgotten_text_is_left_in_any_file(memory: TextMemory, how
 
 def test_forgotten_vectors_are_gone_too(memory: TextMemory):
     fill(memory)
-    vector = memory._scope.index.column("bare")[7].tobytes()
+    vector = memory._scope.index.column("vectors")[7, BARE].tobytes()
     assert vector in b"".join(f.read_bytes() for f in forgetting.files_of(memory.store.path))
     memory.forget("7")
     memory.close()
@@ -64,7 +65,7 @@ def test_the_neural_state_is_the_replay_of_what_is_left(memory: TextMemory):
 
 def test_no_write_that_stays_holds_the_forgotten_vector(memory: TextMemory):
     fill(memory, count=12)
-    gone = torch.from_numpy(memory._scope.index.column("bare")[7].astype("float32"))
+    gone = torch.from_numpy(memory._scope.index.bare(7))
     memory.forget("7")
     for _, data in memory.store.neural_writes(memory._scope.id, 0, 10**9):
         write = memory._scope._write_from(data)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from titans.recall import text as texts
 from titans.recall.encoder import Encoder, Pooling, TokenVectors
-from titans.recall.index import ScopeIndex
-from titans.recall.lexical import LexicalScores
+from titans.recall.index import BARE, IN_CONTEXT, ScopeIndex
+from titans.recall.lexical import Layout, LexicalScores
 from titans.recall.views import IS_QUESTION, TELLS_WHEN, project_tokens
 
 FEATURES = (
@@ -37,7 +37,7 @@ FEATURES = (
 """Names, in the order of the columns."""
 MEMORY_FEATURES = ("memory",)
 """Those that come from the neural memory. Surprise as a further one added nothing (docs/log)."""
-NEIGHBOUR_WEIGHT = 0.5
+NEIGHBOUR_WEIGHT = np.float32(0.5)
 OTHER_WEIGHT = 0.7
 """In late interaction: of stop words, names and punctuation; content words have their idf."""
 
@@ -78,7 +78,7 @@ class Evidence:
     lexical: LexicalScores
     idf: dict[str, float]
     """Of the stems of the query (`query_stems`)."""
-    linked: NDArray[np.bool_]
+    layout: Layout
     memory: NDArray[np.float32] | None
     """What the neural memory answers to the query: a vector in the space of the texts."""
     centre: NDArray[np.float32]
@@ -93,15 +93,15 @@ def feature_matrix(
 ) -> NDArray[np.float32]:
     """The features of some passages, `[rows, len(FEATURES)]`."""
     questions = np.stack([query.vector, query.first_person], axis=1)
-    context = _with_neighbours(index, "in_context", rows, evidence.linked)
-    bare = _with_neighbours(index, "bare", rows, evidence.linked)
-    in_context = context[0] @ questions
+    own, around = _with_neighbours(index, rows, evidence.layout.linked)
+    near = _unit((own + NEIGHBOUR_WEIGHT * around).astype(np.float32, copy=False))
+    in_context = own[:, IN_CONTEXT] @ questions
     flags = index.column("flags")[rows]
     columns = {
         "in_context": in_context[:, 0],
-        "in_context_near": _unit(context[1]) @ query.vector,
-        "bare": bare[0] @ query.vector,
-        "bare_near": _unit(bare[1]) @ query.vector,
+        "in_context_near": near[:, IN_CONTEXT] @ query.vector,
+        "bare": own[:, BARE] @ query.vector,
+        "bare_near": near[:, BARE] @ query.vector,
         "first_person": in_context[:, 1],
         "late": late_interaction(query, evidence.idf, token_vectors),
         "lexical": evidence.lexical.own[rows],
@@ -111,17 +111,9 @@ def feature_matrix(
         "question": (flags & IS_QUESTION > 0).astype(np.float32),
         "when": (flags & TELLS_WHEN > 0) * np.float32(texts.asks_when(query.text)),
         "date": _date(index, query, rows),
-        "memory": _memory(evidence, bare[0], bare[2]),
+        "memory": _memory(evidence, own[:, BARE] + around[:, BARE]),
     }
     return np.stack([columns[name].astype(np.float32) for name in FEATURES], axis=1)
-
-
-def linked_rows(index: ScopeIndex, gap_hours: float) -> NDArray[np.bool_]:
-    """Per passage whether it follows the one before it within `gap_hours`."""
-    time = index.column("time")
-    linked = np.zeros(len(time), np.bool_)
-    linked[1:] = np.abs(np.diff(time)) <= gap_hours * 3600e6
-    return linked
 
 
 def late_interaction(
@@ -130,11 +122,11 @@ def late_interaction(
     """The best match of each word of the query among a passage's words, averaged by their idf."""
     asked, weights = _query_tokens(query, idf)
     width = asked.shape[1]
-    arrays = [np.frombuffer(data, np.int8).reshape(-1, width) for data in token_vectors]
-    flat = np.concatenate(arrays).astype(np.float32) * np.float32(1 / 127)
-    starts = np.concatenate([[0], np.cumsum([len(a) for a in arrays])[:-1]])
-    best = np.maximum.reduceat(flat @ asked.T, starts, axis=0)
-    return (best @ weights / weights.sum()).astype(np.float32)
+    flat = np.frombuffer(b"".join(token_vectors), np.int8).reshape(-1, width)
+    lengths = [len(data) // width for data in token_vectors]
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    best = np.maximum.reduceat(flat.astype(np.float32) @ asked.T, starts, axis=0)
+    return (best @ weights / (127 * weights.sum())).astype(np.float32)
 
 
 def query_stems(query: Query) -> set[str]:
@@ -165,26 +157,25 @@ def _spans(query: Query) -> list[tuple[int, str | None]]:
 
 
 def _with_neighbours(
-    index: ScopeIndex, name: str, rows: NDArray[np.int64], linked: NDArray[np.bool_]
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """The vectors of some rows; plus half their neighbours; plus their whole neighbours."""
-    column = index.column(name)
-    before = np.maximum(rows - 1, 0)
-    after = np.minimum(rows + 1, len(column) - 1)
-    has_after = np.where(rows + 1 < len(column), linked[after], False)
-    own = column[rows].astype(np.float32)
-    around = column[before] * linked[rows][:, None].astype(np.float32)
-    around += column[after] * has_after[:, None].astype(np.float32)
-    half = (own + NEIGHBOUR_WEIGHT * around).astype(np.float32)
-    return own, half, (own + around).astype(np.float32)
+    index: ScopeIndex, rows: NDArray[np.int64], linked: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The vectors of some rows, `[rows, 2, dim]`, and the sum of their neighbours'."""
+    has_before = linked[rows]
+    has_after = np.append(linked, False)[rows + 1]
+    # Candidates are often neighbours of each other: each vector is fetched once.
+    needed = np.unique(np.concatenate([rows, rows[has_before] - 1, rows[has_after] + 1]))
+    vectors = index.vectors(needed)
+    own = vectors[np.searchsorted(needed, rows)]
+    around = np.zeros_like(own)
+    around[has_before] += vectors[np.searchsorted(needed, rows[has_before] - 1)]
+    around[has_after] += vectors[np.searchsorted(needed, rows[has_after] + 1)]
+    return own, around
 
 
-def _memory(
-    evidence: Evidence, bare: NDArray[np.float32], around: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def _memory(evidence: Evidence, around: NDArray[np.float32]) -> NDArray[np.float32]:
     """How near a passage with its neighbours is to what the neural memory answered."""
     if evidence.memory is None:
-        return np.zeros(len(bare), np.float32)
+        return np.zeros(len(around), np.float32)
     return _unit(around - evidence.centre) @ evidence.memory
 
 

@@ -68,7 +68,7 @@ def forget_scope(store: Store, name: str) -> Forgotten:
             raise DataError(f"there is no scope {name!r} in {store.path}")
         seqs = [row.seq for row in store.all_rows(scope)]
         _delete(store, scope, seqs)
-        for table in ("snapshots", "persistent_texts", "neural_writes"):
+        for table in ("snapshots", "persistent_texts", "neural_writes", "index_blocks"):
             store.db.execute(f"DELETE FROM {table} WHERE scope = ?", (scope,))
         store.db.execute("DELETE FROM scopes WHERE id = ?", (scope,))
         _purge_index(store)
@@ -123,6 +123,9 @@ def _delete(store: Store, scope: int, seqs: list[int]) -> None:
     db.execute(f"DELETE FROM passages WHERE seq {in_gone}")
     db.execute(f"DELETE FROM neural_writes WHERE seq {in_gone}")
     db.execute(f"DELETE FROM records WHERE seq {in_gone}")
+    # Blocks have no gaps: those from the first forgotten record on are made anew while writing.
+    if seqs:
+        db.execute("DELETE FROM index_blocks WHERE scope = ? AND last_seq >= ?", (scope, min(seqs)))
     db.execute(
         f"UPDATE records SET successor_of = NULL WHERE scope = ? AND successor_of {in_gone}",
         (scope,),
@@ -182,7 +185,7 @@ def _rewrite(
 
 
 def _vector(scope: OpenScope, row: int) -> torch.Tensor:
-    bare = torch.from_numpy(scope.index.column("bare")[row].astype(np.float32))
+    bare = torch.from_numpy(scope.index.bare(row))
     return scope.neural.block.embed(bare[None])[0]
 
 

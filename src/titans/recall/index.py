@@ -1,18 +1,21 @@
 """The part of a scope that lives in RAM: vectors and what the features need, one row per passage.
 
 Rows stand in the order of writing, so neighbours in time are neighbours here. Arrays grow by
-doubling; a row is never changed. Loaded from the store when a scope is opened, and kept up to date
-with what other processes write.
+doubling; a row is never changed. Loaded from the store when a scope is opened (in blocks,
+blocks.py), and kept up to date with what other processes write.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-SMALL_DIM = 96
+SMALL_DIM = 128
 """Width of the vectors of the first search over a large scope."""
+IN_CONTEXT, BARE = 0, 1
+"""The two vectors of a passage."""
 
 
 class Entry(NamedTuple):
@@ -31,6 +34,16 @@ class Entry(NamedTuple):
     surprise: float
 
 
+class Rows(NamedTuple):
+    """Some passages by column, apart from the index they come from or go to."""
+
+    columns: dict[str, NDArray[Any]]
+    speakers: list[str]
+    """The names that the codes in the column `speaker` stand for."""
+    total: NDArray[np.float64]
+    """The sum of the bare vectors."""
+
+
 class ScopeIndex:
     """Growing arrays of one scope. `len(index)` is the number of passages."""
 
@@ -46,11 +59,11 @@ class ScopeIndex:
             "speaker": np.empty(0, np.int32),
             "written": np.empty(0, np.bool_),
             "group": np.empty(0, np.int64),
-            "replaced": np.empty(0, np.bool_),
+            "successor_of": np.empty(0, np.int64),
             "surprise": np.empty(0, np.float32),
-            "in_context": np.empty((0, dim), np.float16),
-            "bare": np.empty((0, dim), np.float16),
+            "vectors": np.empty((0, 2, dim), np.float16),
             "small": np.empty((0, min(SMALL_DIM, dim)), np.float32),
+            "replaced": np.empty(0, np.bool_),
         }
         self._basis = _small_basis(dim)
         self._sum = np.zeros(dim, np.float64)
@@ -64,6 +77,15 @@ class ScopeIndex:
         """One column, without the spare room at its end."""
         return self._arrays[name][: self._size]
 
+    def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The vectors of some rows, `[rows, 2, dim]`: in context, and of the bare text."""
+        stored = torch.from_numpy(self.column("vectors"))
+        return stored.index_select(0, torch.from_numpy(rows)).float().numpy()
+
+    def bare(self, row: int) -> NDArray[np.float32]:
+        """The vector of one passage's text."""
+        return self.column("vectors")[row, BARE].astype(np.float32)
+
     @property
     def last_seq(self) -> int:
         """The newest record in the index."""
@@ -74,52 +96,67 @@ class ScopeIndex:
         """The mean of the bare vectors."""
         return (self._sum / max(self._size, 1)).astype(np.float32)
 
-    @property
-    def mean_terms(self) -> float:
-        """The mean length of a passage in stems."""
-        return float(self.column("num_terms").mean()) if self._size else 1.0
-
     def extend(self, entries: Sequence[Entry]) -> None:
         """Append passages in the order of writing."""
-        if not entries:
-            return
-        # By column: a store of 100,000 records opens in a fraction of the time.
-        columns = dict(zip(Entry._fields, zip(*entries, strict=True), strict=True))
-        begin, end = self._size, self._size + len(entries)
-        self._reserve(end)
-        a = self._arrays
-        for name in ("passage", "seq", "num_terms", "flags", "time", "written", "surprise"):
-            a[name][begin:end] = columns[name]
-        for name in dict.fromkeys(columns["speaker"]):
-            if name is not None:
-                self.speakers.setdefault(name, len(self.speakers))
-        a["speaker"][begin:end] = [self.speakers.get(name, -1) for name in columns["speaker"]]
-        a["group"][begin:end] = [
-            seq if leader is None else leader
-            for seq, leader in zip(columns["seq"], columns["duplicate_of"], strict=True)
-        ]
-        self._extend_vectors(begin, end, b"".join(columns["vectors"]))
+        if entries:
+            self.append(self._rows(entries))
+
+    def append(self, rows: Rows) -> None:
+        """Append passages by column."""
+        columns = rows.columns
+        begin, end = self._size, self._size + len(columns["seq"])
+        self.reserve(end)
+        for name, values in columns.items():
+            self._arrays[name][begin:end] = values
+        codes = [self.speakers.setdefault(name, len(self.speakers)) for name in rows.speakers]
+        # The last code is that of passages without a speaker: -1.
+        self._arrays["speaker"][begin:end] = np.array([*codes, -1])[columns["speaker"]]
         self._size = end
-        a["replaced"][begin:end] = False
-        replaced = [seq for seq in columns["successor_of"] if seq is not None]
-        if replaced:
-            a["replaced"][:end] |= np.isin(a["seq"][:end], replaced)
+        # Exact, and so the same in any order: multiples of 2^-24 below 1, added in float64.
+        self._sum += rows.total
+        self._arrays["replaced"][begin:end] = False
+        replaced = columns["successor_of"][columns["successor_of"] > 0]
+        if len(replaced):
+            self.column("replaced")[:] |= np.isin(self.column("seq"), replaced)
 
-    def _extend_vectors(self, begin: int, end: int, data: bytes) -> None:
-        vectors = np.frombuffer(data, np.float16).reshape(end - begin, 2, self.dim)
-        self._arrays["in_context"][begin:end] = vectors[:, 0]
-        self._arrays["bare"][begin:end] = vectors[:, 1]
-        for first in range(begin, end, 8192):
-            rows = slice(first, min(first + 8192, end))
-            bare = self._arrays["bare"][rows].astype(np.float32)
-            self._arrays["small"][rows] = bare @ self._basis
-            self._sum += bare.sum(0, dtype=np.float64)
+    def rows(self, begin: int, end: int) -> Rows:
+        """Some passages by column, as `append` takes them."""
+        names = [name for name in self._arrays if name != "replaced"]
+        columns = {name: self._arrays[name][begin:end].copy() for name in names}
+        used = sorted({int(code) for code in columns["speaker"]} - {-1})
+        by_code = list(self.speakers)
+        local = {code: place for place, code in enumerate(used)}
+        columns["speaker"] = np.array([local.get(int(c), -1) for c in columns["speaker"]], np.int32)
+        total = _widen(columns["vectors"][:, BARE]).sum(0, dtype=np.float64)
+        return Rows(columns, [by_code[code] for code in used], total)
 
-    def _reserve(self, size: int) -> None:
+    def _rows(self, entries: Sequence[Entry]) -> Rows:
+        found = dict(zip(Entry._fields, zip(*entries, strict=True), strict=True))
+        names = ("passage", "seq", "num_terms", "flags", "time", "written", "surprise")
+        columns = {name: np.array(found[name], self._arrays[name].dtype) for name in names}
+        speakers = [name for name in dict.fromkeys(found["speaker"]) if name is not None]
+        codes = {name: code for code, name in enumerate(speakers)}
+        columns["speaker"] = np.array([codes.get(name, -1) for name in found["speaker"]], np.int32)
+        columns["successor_of"] = np.array([seq or 0 for seq in found["successor_of"]], np.int64)
+        columns["group"] = np.array(
+            [
+                seq if leader is None else leader
+                for seq, leader in zip(found["seq"], found["duplicate_of"], strict=True)
+            ],
+            np.int64,
+        )
+        vectors = np.frombuffer(b"".join(found["vectors"]), np.float16).reshape(-1, 2, self.dim)
+        columns["vectors"] = vectors
+        bare = _widen(vectors[:, BARE])
+        columns["small"] = bare @ self._basis
+        return Rows(columns, speakers, bare.sum(0, dtype=np.float64))
+
+    def reserve(self, size: int) -> None:
+        """Make room for this many passages in all."""
         capacity = len(self._arrays["seq"])
         if size <= capacity:
             return
-        capacity = max(size, 2 * capacity, 256)
+        capacity = max(size + size // 4, 2 * capacity, 256)
         for name, old in self._arrays.items():
             new = np.empty((capacity, *old.shape[1:]), old.dtype)
             new[: self._size] = old[: self._size]
@@ -135,24 +172,32 @@ class ScopeIndex:
 
     def nearest(
         self,
-        queries: NDArray[np.float32],
+        query: NDArray[np.float32],
         count: int,
         allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The rows whose bare vectors are nearest to any query, best first, and their cosines.
+        """The rows whose bare vectors are nearest to a query, best first, and their cosines.
 
         In a large scope a narrow projection picks `4 * count` rows first; the cosines returned
         are exact in any case.
         """
         rows = np.arange(self._size) if allowed is None else np.flatnonzero(allowed)
-        if len(rows) > 16 * count:
-            rough = (self.column("small") @ (queries @ self._basis).T).max(1)[rows]
-            rows = rows[np.argpartition(-rough, 4 * count)[: 4 * count]]
-        if not len(rows):
-            return rows, np.empty(0, np.float32)
-        cosine = (self.column("bare")[rows].astype(np.float32) @ queries.T).max(1)
+        few = 4 * count
+        if len(rows) > 4 * few:
+            rough = self.column("small") @ (query @ self._basis)
+            if allowed is not None:
+                rough = rough[rows]
+            # In order, so that equal texts keep the order of writing.
+            rows = np.sort(rows[np.argpartition(rough, len(rough) - few)[-few:]])
+        bare = torch.from_numpy(self.column("vectors")[:, BARE])
+        cosine = bare.index_select(0, torch.from_numpy(rows)).float().numpy() @ query
         order = np.argsort(-cosine, kind="stable")[:count]
         return rows[order], cosine[order]
+
+
+def _widen(vectors: NDArray[np.float16]) -> NDArray[np.float32]:
+    """As float32; torch does it four times as fast as NumPy."""
+    return torch.from_numpy(vectors.copy()).float().numpy()
 
 
 def _small_basis(dim: int) -> NDArray[np.float32]:

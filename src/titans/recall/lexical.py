@@ -12,14 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titans.recall.index import ScopeIndex
-from titans.recall.store import Store
 
 K1, B = 1.2, 0.75
 WINDOW = 5
 """Passages before and after in which the other words of a question may stand."""
-COMMON = 0.2
-"""Above `MANY` passages, terms in more than this share of them are left out beside rarer ones."""
-MANY = 20_000
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the passages of a scope lie, whatever the query: made once for each size of the index."""
+
+    size: int
+    """Passages in the scope."""
+    linked: NDArray[np.bool_]
+    """Per passage whether it follows the one before it in the same session."""
+    own_norm: NDArray[np.float32]
+    """BM25's length normalisation of each passage, K1 (1 - B + B length / mean length)."""
+    wide_norm: NDArray[np.float32]
+    """The same of each passage joined with its neighbours."""
 
 
 @dataclass(frozen=True)
@@ -34,37 +44,61 @@ class LexicalScores:
     """The share of the query's information that stands within `WINDOW` passages."""
 
 
-def lexical_scores(
-    store: Store,
-    scope: int,
-    index: ScopeIndex,
-    terms: Sequence[str],
-    linked: NDArray[np.bool_],
-) -> LexicalScores:
+def make_layout(index: ScopeIndex, gap_hours: float) -> Layout:
+    """The layout of a scope whose sessions end after `gap_hours` of silence."""
+    time, lengths = index.column("time"), index.column("num_terms")
+    linked = np.zeros(len(time), np.bool_)
+    linked[1:] = np.abs(np.diff(time)) <= gap_hours * 3600e6
+    wide = add_neighbours(lengths, linked)
+    return Layout(len(index), linked, _length_norm(lengths), _length_norm(wide))
+
+
+def lexical_scores(postings: Sequence[NDArray[np.int64]], layout: Layout) -> LexicalScores:
     """Score every passage of a scope.
 
     Args:
-        linked: per passage whether it follows the one before it in the same session.
+        postings: for each term the rows in which it stands, a row as often as it stands in it.
     """
-    size = len(index)
-    own, wide, nearby = (np.zeros(size, np.float32) for _ in range(3))
-    counts = _term_counts(store, scope, index, terms)
+    touched = np.zeros(layout.size, np.bool_)
+    for rows in postings:
+        touched[rows] = True
+    # Passages further from every term than the window have a score of zero and are left out. Twice
+    # the window: what is left out then lies beyond the reach of the terms on either side.
+    touched = _dilate(touched, 2 * WINDOW)
+    kept = np.flatnonzero(touched)
+    place = np.cumsum(touched) - 1
+    own, wide, nearby = _scores([place[rows] for rows in postings], _crop(layout, kept))
+    scores = np.zeros((3, layout.size), np.float32)
+    scores[:, kept] = own, wide, nearby
+    return LexicalScores(*scores)
+
+
+def _crop(layout: Layout, kept: NDArray[np.int64]) -> Layout:
+    """The layout of some rows; what stood before a gap is not linked to what stands behind it."""
+    linked = layout.linked[kept]
+    linked[1:] &= np.diff(kept) == 1
+    return Layout(layout.size, linked, layout.own_norm[kept], layout.wide_norm[kept])
+
+
+def _scores(
+    postings: Sequence[NDArray[np.int64]], layout: Layout
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    own, wide, nearby = (np.zeros(len(layout.linked), np.float32) for _ in range(3))
     best = 0.0
-    lengths = index.column("num_terms")
-    wide_lengths = add_neighbours(lengths, linked)
-    for count in counts:
+    for rows in postings:
+        count = np.bincount(rows, minlength=len(own)).astype(np.float32)
         present = count > 0
-        weight = idf(size, int(present.sum()))
+        weight = idf(layout.size, int(np.count_nonzero(present)))
         best += weight
-        own += weight * _saturate(count, lengths)
-        near = add_neighbours(count, linked)
-        wide += idf(size, int((near > 0).sum())) * _saturate(near, wide_lengths)
-        nearby += weight * _dilate(present)
+        own += _saturate(count, layout.own_norm, weight)
+        near = add_neighbours(count, layout.linked)
+        wide += _saturate(near, layout.wide_norm, idf(layout.size, int(np.count_nonzero(near))))
+        nearby += np.float32(weight) * _dilate(present, WINDOW)
     if best:
         own /= best * (K1 + 1)
         wide /= best * (K1 + 1)
         nearby /= best
-    return LexicalScores(own, wide, nearby)
+    return own, wide, nearby
 
 
 def idf(documents: int, containing: int) -> float:
@@ -72,39 +106,37 @@ def idf(documents: int, containing: int) -> float:
     return math.log(1 + (documents - containing + 0.5) / (containing + 0.5))
 
 
-def add_neighbours(
-    values: NDArray[np.float32], linked: NDArray[np.bool_], weight: float = 1.0
-) -> NDArray[np.float32]:
-    """Each value plus `weight` times those before and after it in the same session."""
+def add_neighbours(values: NDArray[np.float32], linked: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Each value plus those before and after it in the same session."""
     total = values.copy()
     if len(values) > 1:
-        inside = linked[1:].astype(np.float32)
-        total[1:] += weight * values[:-1] * inside
-        total[:-1] += weight * values[1:] * inside
+        inside = linked[1:]
+        total[1:] += values[:-1] * inside
+        total[:-1] += values[1:] * inside
     return total
 
 
-def _term_counts(
-    store: Store, scope: int, index: ScopeIndex, terms: Sequence[str]
-) -> list[NDArray[np.float32]]:
-    """How often each distinct term stands in every passage; terms nobody used are zero."""
-    size = len(index)
-    found = [index.rows_of(store.postings(scope, term)) for term in dict.fromkeys(terms)]
-    if size > MANY and any(len(rows) <= COMMON * size for rows in found):
-        found = [rows for rows in found if len(rows) <= COMMON * size]
-    return [np.bincount(rows, minlength=size).astype(np.float32) for rows in found]
-
-
-def _saturate(count: NDArray[np.float32], lengths: NDArray[np.float32]) -> NDArray[np.float32]:
+def _length_norm(lengths: NDArray[np.float32]) -> NDArray[np.float32]:
     mean = max(float(lengths.mean()), 1e-6) if len(lengths) else 1.0
-    score = count * (K1 + 1) / (count + K1 * (1 - B + B * lengths / mean) + 1e-9)
-    return score.astype(np.float32)
+    norm = K1 * (1 - B) + (K1 * B / mean) * lengths
+    return norm.astype(np.float32)
 
 
-def _dilate(present: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Whether a term stands within `WINDOW` passages on either side."""
-    total = np.concatenate([[0], np.cumsum(present)])
-    rows = np.arange(len(present))
-    begin = np.maximum(rows - WINDOW, 0)
-    end = np.minimum(rows + WINDOW + 1, len(present))
-    return (total[end] > total[begin]).astype(np.float32)
+def _saturate(
+    count: NDArray[np.float32], norm: NDArray[np.float32], weight: float
+) -> NDArray[np.float32]:
+    score = count / (count + norm)
+    score *= weight * (K1 + 1)
+    return score.astype(np.float32, copy=False)
+
+
+def _dilate(present: NDArray[np.bool_], window: int) -> NDArray[np.bool_]:
+    """Whether there is one within `window` rows on either side."""
+    found, reach = present, 0
+    while reach < window:
+        step = min(reach + 1, window - reach)
+        wider = found.copy()
+        wider[step:] |= found[:-step]
+        wider[:-step] |= found[step:]
+        found, reach = wider, reach + step
+    return found

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from titans.errors import DataError, StoreError
 from titans.recall import forget as forgetting
+from titans.recall.blocks import save_blocks
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, load_encoder
 from titans.recall.features import make_query
 from titans.recall.fusion import load_fusion
 from titans.recall.generator import TextGenerator, answer
-from titans.recall.index import Entry
+from titans.recall.index import BARE, Entry
 from titans.recall.links import SUCCESSOR_COSINE, Statement, judge_link
 from titans.recall.neural import CONTEXT, NeuralScope, Observation
 from titans.recall.prompt import build_prompt
@@ -176,6 +177,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             scope.refresh()
             if self.store.find(scope.id, record_id) is not None:
                 raise DataError(f"id {record_id!r} was stored by another process just now")
+            save_blocks(self.store, scope.id, scope.index)
             observed = self._observe(views, text, when)
             duplicate, successor = self._links(views, speaker, text)
             written, reason = self._judge(observed.surprise, duplicate is not None)
@@ -224,7 +226,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         index, scope = self._scope.index, self._scope.id
         if len(views) != 1 or not len(index) or scope is None:
             return None, None
-        rows, cosines = index.nearest(views[0].bare.numpy()[None], LINK_CANDIDATES)
+        rows, cosines = index.nearest(views[0].bare.numpy(), LINK_CANDIDATES)
         rows, cosines = rows[cosines >= SUCCESSOR_COSINE], cosines[cosines >= SUCCESSOR_COSINE]
         new = Statement(text, speaker, views[0].tokens)
         stored = self.store.rows(scope, [int(s) for s in index.column("seq")[rows]])
@@ -292,10 +294,8 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         if self.config.retrieval == "memory":
             return self._search_memory(query, allowed)
         encoded = make_query(self.encoder, self.config.pooling, query, list(scope.index.speakers))
-        searcher = Searcher(
-            self.store, scope.id, scope.index, self._fusion, self.config.session_gap_hours
-        )
-        return searcher.search(encoded, self._memory_answer(encoded.first_person), allowed)
+        answer = self._memory_answer(encoded.first_person)
+        return Searcher(scope, self._fusion).search(encoded, answer, allowed)
 
     def _memory_answer(self, question: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """What the context head answers to a question, of unit length; None if it knows nothing."""
@@ -316,7 +316,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
     def _nearest_to(self, observed: Observation, allowed: NDArray[np.bool_] | None) -> Hits:
         index = self._scope.index
         o = self.neural.search_vector(observed.y, self._scope.state)
-        bare = torch.from_numpy(index.column("bare").astype(np.float32))
+        bare = torch.from_numpy(index.column("vectors")[:, BARE]).float()
         with torch.no_grad():
             stored = self.neural.block.embed(bare)
             cosine = F.cosine_similarity(stored, o[None], dim=-1).numpy()

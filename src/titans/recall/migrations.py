@@ -82,7 +82,20 @@ def m001_records(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_records]
+def m002_index_blocks(db: sqlite3.Connection) -> None:
+    """Blocks of the index, so that a large scope opens at once (blocks.py)."""
+    db.execute(
+        """CREATE TABLE index_blocks (
+            scope INTEGER NOT NULL,
+            last_seq INTEGER NOT NULL,              -- the newest record in the block
+            num_rows INTEGER NOT NULL,              -- passages in it
+            data BLOB NOT NULL,
+            PRIMARY KEY (scope, last_seq)
+        )"""
+    )
+
+
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_records, m002_index_blocks]
 """Every step ever released, in order."""
 
 

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from titans.ops import MemoryState
+from titans.recall.blocks import load_index
 from titans.recall.config import RecallConfig
 from titans.recall.encoder import Encoder
 from titans.recall.index import Entry, ScopeIndex
+from titans.recall.lexical import Layout, make_layout
 from titans.recall.neural import NeuralScope, Surroundings, Write
 from titans.recall.store import Store
 
@@ -40,6 +42,7 @@ class OpenScope:
         self.writes_since_snapshot = 0
         # Counting a common word in a large scope takes milliseconds; words come again and again.
         self._counts: dict[str, int] = {}
+        self._layout: Layout | None = None
 
     def refresh(self) -> None:
         """Take in what was written or forgotten since the last look, by whomever."""
@@ -56,8 +59,7 @@ class OpenScope:
                 return
         if head.last_seq > self.index.last_seq:
             self._counts.clear()
-            found = self.store.index_entries(self.id, self.index.last_seq)
-            self.index.extend([Entry(*row) for row in found])
+            load_index(self.store, self.id, self.index)
 
     @property
     def state(self) -> MemoryState:
@@ -102,6 +104,12 @@ class OpenScope:
         self._state_seq = self.index.last_seq
         self.writes_since_snapshot += state is not None
 
+    def layout(self) -> Layout:
+        """How the passages lie: sessions and lengths."""
+        if self._layout is None or self._layout.size != len(self.index):
+            self._layout = make_layout(self.index, self.config.session_gap_hours)
+        return self._layout
+
     def gate(self) -> float:
         """The surprise at or below which a text is not written: a quantile of the latest ones."""
         recent = self.index.column("surprise")[-self.config.gate_window :]
@@ -128,7 +136,7 @@ class OpenScope:
         for back, then in enumerate(reversed(times.tolist()), 1):
             if abs(time - then) > gap:
                 break
-            vector = self.index.column("bare")[-back].astype(np.float32)
+            vector = self.index.bare(-back)
             recent.insert(0, self.neural.block.embed(torch.from_numpy(vector)[None])[0])
             time = then
         return Surroundings(self._information(stems), tuple(recent), self.centre())
@@ -138,12 +146,12 @@ class OpenScope:
         read = len(self.index) + PRIOR_STRENGTH
         found: dict[str, float] = {}
         for name, word in stems.items():
-            seen = self._count(name)
+            seen = self.count(name)
             prior = PRIOR_STRENGTH / (self.encoder.word_rank(word) + 20)
             found[name] = max(-math.log((seen + prior) / read), 0.0)
         return found
 
-    def _count(self, name: str) -> int:
+    def count(self, name: str) -> int:
         """In how many passages of the scope a stem stands."""
         if self.id is None:
             return 0

@@ -5,26 +5,24 @@ Up to `EXACT_ROWS` passages every one is a candidate. Above, candidates are the 
 in benchmarks/recall.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.features import (
-    Evidence,
-    Query,
-    feature_matrix,
-    linked_rows,
-    query_stems,
-)
+from titans.recall.features import Evidence, Query, feature_matrix, query_stems
 from titans.recall.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights, prior_shift
 from titans.recall.index import ScopeIndex
 from titans.recall.lexical import idf, lexical_scores
-from titans.recall.store import Store
+from titans.recall.scope import OpenScope
 
 EXACT_ROWS = 2048
 CANDIDATES = 256
 """Of each kind, above `EXACT_ROWS` passages."""
+COMMON = 0.1
+"""Above `MANY` passages, terms in more than this share of them are left out beside rarer ones."""
+MANY = 20_000
 MONTH = 30 * 24 * 3600e6
 
 
@@ -77,11 +75,13 @@ class Hits:
 class Searcher:
     """One scope, open for searching."""
 
-    store: Store
-    scope: int
-    index: ScopeIndex
+    scope: OpenScope
     fusion: FusionWeights
-    session_gap_hours: float
+
+    @property
+    def index(self) -> ScopeIndex:
+        """The passages of the scope."""
+        return self.scope.index
 
     def search(
         self, query: Query, memory: NDArray[np.float32] | None, allowed: NDArray[np.bool_] | None
@@ -97,7 +97,7 @@ class Searcher:
         if not len(rows):
             return Hits.nothing()
         passages = [int(p) for p in self.index.column("passage")[rows]]
-        tokens = self.store.token_vectors(passages)
+        tokens = self.scope.store.token_vectors(passages)
         features = feature_matrix(
             self.index, query, evidence, rows, [tokens[passage] for passage in passages]
         )
@@ -110,18 +110,27 @@ class Searcher:
         return Hits(rows[order], scores[order], features[order], recency[order])
 
     def _evidence(self, query: Query, memory: NDArray[np.float32] | None) -> Evidence:
-        linked = linked_rows(self.index, self.session_gap_hours)
-        size = len(self.index)
+        scope, size = self.scope, len(self.index)
+        assert scope.id is not None
+        layout = scope.layout()
         return Evidence(
-            lexical=lexical_scores(self.store, self.scope, self.index, query.terms, linked),
-            idf={
-                stem: idf(size, self.store.document_count(self.scope, stem))
-                for stem in query_stems(query)
-            },
-            linked=linked,
+            lexical=lexical_scores(self._postings(query.terms), layout),
+            idf={stem: idf(size, scope.count(stem)) for stem in query_stems(query)},
+            layout=layout,
             memory=memory,
             centre=self.index.mean,
         )
+
+    def _postings(self, terms: Sequence[str]) -> list[NDArray[np.int64]]:
+        """The rows in which each distinct term stands, a row as often as the term stands in it."""
+        scope, size = self.scope, len(self.index)
+        assert scope.id is not None
+        distinct = list(dict.fromkeys(terms))
+        if size > MANY:
+            # Reading where a common word stands takes longest and says least.
+            rare = [term for term in distinct if scope.count(term) <= COMMON * size]
+            distinct = rare or distinct
+        return [self.index.rows_of(scope.store.postings(scope.id, term)) for term in distinct]
 
     def _candidates(
         self, query: Query, evidence: Evidence, allowed: NDArray[np.bool_] | None
@@ -130,10 +139,12 @@ class Searcher:
         everything = np.arange(size) if allowed is None else np.flatnonzero(allowed)
         if len(everything) <= EXACT_ROWS:
             return everything
-        directions = [query.vector, query.first_person]
+        # Each pass over the vectors takes milliseconds: both forms of the question share one.
+        asked = query.vector + query.first_person
+        directions = [(asked / np.linalg.norm(asked)).astype(np.float32)]
         if evidence.memory is not None:
             directions.append(evidence.memory)
-        near = [self.index.nearest(d[None], CANDIDATES, allowed)[0] for d in directions]
+        near = [self.index.nearest(d, CANDIDATES, allowed)[0] for d in directions]
         lexical = evidence.lexical
         by_words = [
             _top(lexical.own, CANDIDATES, allowed),
@@ -154,7 +165,7 @@ def _top(
     """The rows of the highest scores above zero."""
     if allowed is not None:
         scores = np.where(allowed, scores, 0)
-    rows = (
-        np.argpartition(-scores, count)[:count] if len(scores) > count else np.arange(len(scores))
-    )
-    return rows[scores[rows] > 0]
+    rows = np.flatnonzero(scores)
+    if len(rows) <= count:
+        return rows
+    return rows[np.argpartition(scores[rows], len(rows) - count)[-count:]]

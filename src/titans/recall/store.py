@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,27 @@ class Store:
             (scope, scope, after_seq),
         ).fetchall()
 
+    def blocks(self, scope: int) -> Iterator[bytes]:
+        """The blocks of the index in order."""
+        query = "SELECT data FROM index_blocks WHERE scope = ? ORDER BY last_seq"
+        for (data,) in self.db.execute(query, (scope,)):
+            yield data
+
+    def rows_in_blocks(self, scope: int) -> int:
+        """How many passages the blocks hold."""
+        query = "SELECT sum(num_rows) FROM index_blocks WHERE scope = ?"
+        return int(self.db.execute(query, (scope,)).fetchone()[0] or 0)
+
+    def blocks_until(self, scope: int) -> int:
+        """The newest record that is in a block; 0 if none is."""
+        query = "SELECT max(last_seq) FROM index_blocks WHERE scope = ?"
+        return int(self.db.execute(query, (scope,)).fetchone()[0] or 0)
+
+    def save_block(self, scope: int, last_seq: int, num_rows: int, data: bytes) -> None:
+        """Add a block behind the others; inside `writing()`."""
+        values = (scope, last_seq, num_rows, data)
+        self.db.execute("INSERT INTO index_blocks VALUES (?, ?, ?, ?)", values)
+
     def token_vectors(self, passages: Sequence[int]) -> dict[int, bytes]:
         """The content-word vectors of some passages."""
         found: dict[int, bytes] = {}
@@ -283,7 +305,7 @@ class Store:
         """The passages that hold a term, each as often as the term stands in it."""
         query = "SELECT doc FROM lexicon_terms WHERE term = ?"
         found = self.db.execute(query, (lexicon_term(scope, term),)).fetchall()
-        return np.fromiter((r[0] for r in found), dtype=np.int64, count=len(found))
+        return np.fromiter(chain.from_iterable(found), dtype=np.int64, count=len(found))
 
     def document_count(self, scope: int, term: str) -> int:
         """In how many passages of the scope a term stands."""

@@ -1,0 +1,55 @@
+"""The index of a scope in blocks: thousands of passages as one value of the store.
+
+A large scope opens in a fraction of a second from its blocks; row by row it takes seconds. Blocks
+are a copy of what the rows say, in the order of writing and without gaps, made while writing and
+dropped from the first forgotten record on. What is newer than the last block is read by row.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from titans.recall.index import Entry, Rows, ScopeIndex
+
+if TYPE_CHECKING:
+    from titans.recall.store import Store
+
+BLOCK_ROWS = 2048
+"""Passages in a block, or a few more: a record is not divided."""
+
+
+def load_index(store: "Store", scope: int, index: ScopeIndex) -> None:
+    """Take into the index what the store has beyond it."""
+    if not len(index):
+        index.reserve(store.rows_in_blocks(scope))
+        for data in store.blocks(scope):
+            index.append(unpack(data))
+    index.extend([Entry(*row) for row in store.index_entries(scope, index.last_seq)])
+
+
+def save_blocks(store: "Store", scope: int, index: ScopeIndex) -> None:
+    """Add a block for every `BLOCK_ROWS` passages that have none; inside `store.writing()`."""
+    seqs = index.column("seq")
+    begin = int(np.searchsorted(seqs, store.blocks_until(scope), side="right"))
+    while len(index) - begin >= BLOCK_ROWS:
+        last = int(seqs[begin + BLOCK_ROWS - 1])
+        end = int(np.searchsorted(seqs, last, side="right"))
+        store.save_block(scope, last, end - begin, pack(index.rows(begin, end)))
+        begin = end
+
+
+def pack(rows: Rows) -> bytes:
+    """Rows as bytes."""
+    names = json.dumps(rows.speakers).encode()
+    extra = {"names": np.frombuffer(names, np.uint8), "total": rows.total}
+    return save_arrays({**rows.columns, **extra})
+
+
+def unpack(data: bytes) -> Rows:
+    """The inverse."""
+    columns = load_arrays(data)
+    names = json.loads(columns.pop("names").tobytes())
+    return Rows(columns, names, columns.pop("total"))

@@ -1,0 +1,104 @@
+"""The index from blocks is the index by rows, whatever was written or forgotten in between."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recall.conftest import HASHING
+from titans.recall import TextMemory, blocks
+from titans.recall.index import Entry, ScopeIndex
+
+DAY = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 8)
+
+
+def fill(memory: TextMemory, count: int = 60) -> None:
+    for i in range(count):
+        said = f"tale{i} of thing{i % 9}" if i % 13 else "one sentence of many words here. " * 90
+        speaker = (None, "Ann", "Bob", "Cem")[i * i % 4]
+        memory.remember(said, id=str(i), speaker=speaker, time=DAY + timedelta(minutes=i))
+    memory.remember("The office is in Rome.", id="old")
+    memory.remember("The office is in Oslo now.", id="new")
+
+
+def by_rows(memory: TextMemory) -> ScopeIndex:
+    scope = memory.store.scope_id("default")
+    assert scope is not None
+    index = ScopeIndex(memory.encoder.dim)
+    index.extend([Entry(*row) for row in memory.store.index_entries(scope, 0)])
+    return index
+
+
+def assert_same(one: ScopeIndex, other: ScopeIndex) -> None:
+    assert len(one) == len(other) and one.speakers == other.speakers
+    for name in ("passage", "seq", "time", "speaker", "group", "replaced", "vectors", "flags"):
+        assert np.array_equal(one.column(name), other.column(name)), name
+    assert np.allclose(one.column("small"), other.column("small"), atol=1e-6)
+    assert np.array_equal(one.mean, other.mean)
+
+
+def reopened(path: Path) -> TextMemory:
+    memory = TextMemory(path)
+    memory.stats()
+    return memory
+
+
+def test_an_index_from_blocks_equals_one_by_rows(tmp_path: Path):
+    path = tmp_path / "m.db"
+    with TextMemory(path, config=HASHING) as memory:
+        fill(memory)
+        assert memory.records()[-1].successor_of == "old"
+    with reopened(path) as memory:
+        scope = memory.store.scope_id("default")
+        assert scope is not None and memory.store.rows_in_blocks(scope) >= 56
+        assert_same(memory._scope.index, by_rows(memory))
+        assert memory._scope.index.column("replaced").sum() == 1
+
+
+def test_forgetting_drops_the_blocks_behind_it_and_they_are_made_again(tmp_path: Path):
+    path = tmp_path / "m.db"
+    with TextMemory(path, config=HASHING) as memory:
+        fill(memory)
+        scope = memory.store.scope_id("default")
+        assert scope is not None
+        kept_before = memory.store.rows_in_blocks(scope)
+        memory.forget("30")
+        assert 0 < memory.store.rows_in_blocks(scope) < kept_before
+        assert memory.store.blocks_until(scope) < 31
+        memory.remember("after that", id="after")
+        assert memory.store.rows_in_blocks(scope) > 40
+        assert_same(memory._scope.index, by_rows(memory))
+    with reopened(path) as memory:
+        assert_same(memory._scope.index, by_rows(memory))
+        memory.forget(before=DAY + timedelta(minutes=50))
+        assert_same(reopened(path)._scope.index, by_rows(memory))
+
+
+def test_two_memories_on_one_store_make_each_block_once(tmp_path: Path):
+    path = tmp_path / "m.db"
+    with TextMemory(path, config=HASHING) as one, TextMemory(path) as other:
+        for i in range(40):
+            (one if i % 3 else other).remember(f"tale{i} of thing{i % 9}", id=str(i))
+        one.stats()
+        other.stats()
+        for memory in (one, other):
+            assert_same(memory._scope.index, by_rows(memory))
+    with reopened(path) as memory:
+        assert_same(memory._scope.index, by_rows(memory))
+
+
+def test_scopes_have_blocks_of_their_own(tmp_path: Path):
+    path = tmp_path / "m.db"
+    with TextMemory(path, "a", config=HASHING) as a, TextMemory(path, "b") as b:
+        for i in range(30):
+            a.remember(f"tale{i} of ann")
+            b.remember(f"story{i} of bob")
+    with TextMemory(path, "a") as a:
+        assert {r.text.split()[-1] for r in a.recall("tale story", 30)} == {"ann"}
+        assert len(a._scope.index) == 30
