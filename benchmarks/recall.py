@@ -1,13 +1,17 @@
 """The text memory, measured: what it costs, what it finds, what the gate and the memory are worth.
 
-python benchmarks/recall.py cost --folder /tmp/recall-bench        latency at 1,000 and 100,000
-python benchmarks/recall.py fit --data locomo.json                 leave one out; --write ships
-python benchmarks/recall.py gate --data locomo.json                half of the turns removed
+python benchmarks/recall.py cost                       latency at 1,000 and 100,000 records
+python benchmarks/recall.py forget                     the oldest and a late one of 100,000
+python benchmarks/recall.py fit --data locomo.json     leave one out; --write ships the weights
+python benchmarks/recall.py gate --data locomo.json    half of the turns removed
+
+`cost` and `forget` keep made-up stores in --folder and write results/recall_<what>.json.
 """
 
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -25,9 +29,10 @@ from titans.evaluation.locomo import (
     collect_examples,
     load_conversations,
 )
+from titans.evaluation.records import current_commit, machine_name
 from titans.recall import TextMemory, load_encoder
 from titans.recall.features import FEATURES
-from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json
+from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json, load_fusion
 from titans.recall.store import Passage, Row
 from titans.recall.text import terms
 from titans.recall.views import TOKEN_DIM
@@ -48,6 +53,7 @@ def fill(path: Path, count: int) -> None:
         begin = 1_700_000_000_000_000
         with memory.store.writing():
             scope = memory.store.create_scope("default")
+            state = memory.neural.dump(memory.neural.initial_state())
             for i in range(count):
                 text = " ".join(rng.choices(WORDS, weights, k=14))
                 vectors = drawn.standard_normal((2, encoder.dim)).astype(np.float32)
@@ -67,8 +73,8 @@ def fill(path: Path, count: int) -> None:
                 seq = memory.store.add(scope, row, [passage], write)
                 if i % 2000 == 0:
                     print(f"\rfilling {i}/{count}", end="", file=sys.stderr)
-            state = memory.neural.dump(memory.neural.initial_state())
-            memory.store.save_snapshot(scope, seq, state, 8)
+                if i % (count // 8) == 0 or i == count - 1:
+                    memory.store.save_snapshot(scope, seq, state, 8)
         # Reading what is there and writing one more makes the blocks of the index.
         memory.remember("The end of what was made up.", time="2023-01-01")
     print(file=sys.stderr)
@@ -76,39 +82,76 @@ def fill(path: Path, count: int) -> None:
 
 def cost(folder: Path, sizes: list[int], samples: int) -> dict[str, object]:
     """Latencies in milliseconds with the real encoder, one thread."""
-    torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
     encoder = load_encoder("minilm")
-    texts = _sentences(samples)
+    texts, questions = _sentences(samples), _questions(samples)
     report: dict[str, object] = {}
     for size in sizes:
-        path = folder / f"{size}.db"
-        if not path.exists():
-            fill(path, size)
-        begin = time.perf_counter(), time.process_time()
-        memory = TextMemory(path, encoder=encoder)
-        memory.stats()
-        opened = time.perf_counter() - begin[0], time.process_time() - begin[1]
-        memory.recall("warm up")
-        remembered = [
-            _milliseconds(lambda t=t, m=memory: m.remember(t, speaker="Ann")) for t in texts
-        ]
-        asked = [
-            _milliseconds(lambda t=t, m=memory: m.recall(f"When was {t}")) for t in texts[:100]
-        ]
-        replay = _replay_cost(memory)
-        report[str(size)] = {
-            "records": memory.stats()["records"],
-            "open_wall_ms": round(1000 * opened[0], 1),
-            "open_cpu_ms": round(1000 * opened[1], 1),
-            **_percentiles("remember", remembered),
-            **_percentiles("recall", asked),
-            "replay_ms_per_write": round(replay, 3),
-            "file_MB": round(path.stat().st_size / 1e6, 1),
-        }
-        memory.close()
+        path = _copy_of(_filled(folder, size))
+        opened = _milliseconds(lambda p=path: _ready(p))
+        with TextMemory(path, encoder=encoder) as memory:
+            memory.recall("warm up")
+            remembered = [
+                _milliseconds(lambda t=t, m=memory: m.remember(t, speaker="Ann")) for t in texts
+            ]
+            asked = [_milliseconds(lambda q=q, m=memory: m.recall(q)) for q in questions]
+            report[str(size)] = {
+                "open_wall_ms": round(opened[0], 1),
+                "open_cpu_ms": round(opened[1], 1),
+                **_percentiles("remember", remembered),
+                **_percentiles("recall", asked),
+                "file_MB": round(path.stat().st_size / 1e6, 1),
+            }
     report["cold_titans_remember_s"] = _cold(folder / "cold.db")
     return report
+
+
+def _ready(path: Path) -> None:
+    """Open a store to the point where it can answer: encoder, index and neural state loaded."""
+    with TextMemory(path) as memory:
+        memory.stats()
+
+
+def forget(folder: Path, size: int) -> dict[str, object]:
+    """Seconds to forget a record of a store of `size`: one of the newest, then the oldest."""
+    source = _filled(folder, size)
+    report: dict[str, object] = {"records": size}
+    for name, number in (("late", size - size // 100), ("oldest", 0)):
+        path = _copy_of(source)
+        with TextMemory(path) as memory:
+            memory.stats()
+            begin = time.perf_counter()
+            done = memory.forget(f"r{number}", progress=_print_progress)
+            seconds = time.perf_counter() - begin
+            report[name] = {"replayed_writes": done.replayed, "seconds": round(seconds, 1)}
+        print(file=sys.stderr)
+    return report
+
+
+def _print_progress(done: int, total: int) -> None:
+    if done % 1000 == 0 or done == total:
+        print(f"\rreplayed {done}/{total}", end="", file=sys.stderr)
+
+
+def _filled(folder: Path, size: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{size}.db"
+    if not path.exists():
+        fill(path, size)
+    return path
+
+
+def _copy_of(path: Path) -> Path:
+    """A copy to write to, so that every run begins with the same store."""
+    return Path(shutil.copy(path, path.with_name("copy.db")))
+
+
+def _questions(count: int) -> list[str]:
+    """Questions of about 13 tokens."""
+    rng = random.Random(2)
+    who = ["my sister", "our neighbour", "the new teacher", "an old friend", "my team"]
+    what = ["go hiking", "cook a large dinner", "finish the painting", "buy a guitar"]
+    opening = ["When did", "Where did", "Why did", "With whom did"]
+    return [f"{rng.choice(opening)} {rng.choice(who)} {rng.choice(what)}?" for _ in range(count)]
 
 
 def _sentences(count: int) -> list[str]:
@@ -138,18 +181,6 @@ def _percentiles(name: str, values: list[tuple[float, float]]) -> dict[str, floa
         for i, kind in enumerate(("wall", "cpu"))
         for p in (50, 95)
     }
-
-
-def _replay_cost(memory: TextMemory, count: int = 200) -> float:
-    """Milliseconds per write when forgetting replays the log."""
-    scope = memory.store.scope_id("default")
-    assert scope is not None
-    writes = [d for _, d in list(memory.store.neural_writes(scope, 0, 10**9))[:count]]
-    state = memory.neural.initial_state()
-    begin = time.perf_counter()
-    for data in writes:
-        state = memory.neural.absorb(state, memory._scope._write_from(data))
-    return 1000 * (time.perf_counter() - begin) / len(writes)
 
 
 def _cold(path: Path) -> float:
@@ -190,13 +221,18 @@ def fit(data: Path, write: bool) -> dict[str, object]:
         "seven": _loo(examples, SEVEN),
         "seven_and_memory": _loo(examples, (*SEVEN, "memory")),
     }
+    everything = [(e.features, e.answers) for c in examples for e in c]
+    weights = {m: fit_fusion(everything, m) for m in (True, False)}
     if write:
-        everything = [(e.features, e.answers) for c in examples for e in c]
-        weights = {m: fit_fusion(everything, m) for m in (True, False)}
         note = f"fitted to {len(everything)} questions: docs/recall-fusion-card.md"
         target = Path(__file__).parents[1] / "src/titans/recall/fusion.json"
         target.write_text(fusion_json(weights, note), encoding="utf-8")
     report: dict[str, object] = {name: r.rows() for name, r in results.items()}
+    report["shipped_weights_differ_by"] = max(
+        abs(weights[m].weights[name] - load_fusion(m).weights[name])
+        for m in (True, False)
+        for name in FEATURES
+    )
     report["memory_adds"] = results["with_memory"].against(results["without_memory"])
     report["memory_adds_to_seven"] = results["seven_and_memory"].against(results["seven"])
     return report
@@ -208,10 +244,9 @@ def gate(data: Path) -> dict[str, object]:
     report: dict[str, object] = {"full": full}
     for rule in ("surprise", "random", "length"):
         half = Locomo(data, keep=0.5, keep_by=rule).run().rows()[0]
-        kept = {
-            f"kept@{k}": round(100 * half[f"recall@{k}"] / full[f"recall@{k}"], 1) for k in CUTOFFS
-        }  # type: ignore[operator]
-        report[rule] = {**half, **kept}
+        names = [f"recall@{k}" for k in CUTOFFS]
+        kept = {n: round(100 * float(str(half[n])) / float(str(full[n])), 1) for n in names}
+        report[rule] = {**half, "kept": kept}
         print(rule, kept, file=sys.stderr)
     return report
 
@@ -220,23 +255,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=["fill", "cost", "fit", "gate"])
-    parser.add_argument("--folder", type=Path, default=Path("recall-bench"))
+    parser.add_argument("what", choices=["cost", "forget", "fit", "gate"])
+    parser.add_argument("--folder", type=Path, default=Path("out/recall-bench"))
     parser.add_argument("--records", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--data", type=Path, help="LoCoMo's JSON")
     parser.add_argument("--write", action="store_true", help="write the fitted weights")
     args = parser.parse_args()
-    if args.what == "fill":
-        args.folder.mkdir(parents=True, exist_ok=True)
-        for size in args.records:
-            fill(args.folder / f"{size}.db", size)
-        return
+    torch.set_num_threads(1)
     report = {
         "cost": lambda: cost(args.folder, args.records, args.samples),
+        "forget": lambda: forget(args.folder, args.records[-1]),
         "fit": lambda: fit(args.data, args.write),
         "gate": lambda: gate(args.data),
     }[args.what]()
+    if args.what in ("cost", "forget"):
+        note = {"command": f"python benchmarks/recall.py {args.what}", "machine": machine_name()}
+        report = {**note, "commit": current_commit(), **report}
+        target = Path(__file__).parent / "results" / f"recall_{args.what}.json"
+        target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))
 
 

@@ -71,6 +71,11 @@ def test_evaluation_finds_the_turns(data: Path, capsys: pytest.CaptureFixture[st
         == 0
     )
     assert json.loads(capsys.readouterr().out)["rows"] == rows
+    assert main(["eval", "locomo", "--data", str(data), "--encoder", "hashing:128"]) == 0
+    head, everything, *categories = capsys.readouterr().out.splitlines()
+    assert "recall@10 [95 %]" in head and len(categories) == 4
+    low, high = rows[0]["interval@10"]
+    assert f"{rows[0]['recall@10']:.1f} [{low:.1f}, {high:.1f}]" in everything
 
 
 def test_keeping_half_by_surprise_keeps_the_facts(data: Path):

@@ -156,10 +156,20 @@ def _run_locomo(task: object, args: argparse.Namespace) -> int:
     if str(args.json) == "-":
         print(text)
         return 0
-    for row in rows:
-        cells = [f"{name} {value}" for name, value in row.items() if "interval" not in name]
-        print("  ".join(cells))
+    _print_locomo(rows)
     return 0
+
+
+def _print_locomo(rows: list[dict[str, object]]) -> None:
+    """Recall in % by category, each with its 95 % interval."""
+    metrics = [name for name in rows[0] if name.startswith("recall@")]
+    print(f"{'category':<15}{'n':>5}" + "".join(f"{name + ' [95 %]':>22}" for name in metrics))
+    for row in rows:
+        line = f"{row['category']:<15}{row['n']:>5}"
+        for name in metrics:
+            low, high = row[name.replace("recall", "interval")]  # type: ignore[misc]
+            line += f"{f'{row[name]:.1f} [{low:.1f}, {high:.1f}]':>22}"
+        print(line)
 
 
 def _print_table(record: "Record") -> None:
