@@ -39,7 +39,7 @@ def assert_same(one: ScopeIndex, other: ScopeIndex) -> None:
     assert len(one) == len(other) and one.speakers == other.speakers
     for name in ("passage", "seq", "time", "speaker", "group", "replaced", "vectors", "flags"):
         assert np.array_equal(one.column(name), other.column(name)), name
-    assert np.allclose(one.column("small"), other.column("small"), atol=1e-6)
+    assert np.allclose(one.column("small_more"), other.column("small_more"), atol=1e-6)
     assert np.array_equal(one.mean, other.mean)
 
 

@@ -226,7 +226,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         index, scope = self._scope.index, self._scope.id
         if len(views) != 1 or not len(index) or scope is None:
             return None, None
-        rows, cosines = index.nearest(views[0].bare.numpy(), LINK_CANDIDATES)
+        rows, cosines = index.nearest(views[0].bare.numpy(), LINK_CANDIDATES, quick=True)
         rows, cosines = rows[cosines >= SUCCESSOR_COSINE], cosines[cosines >= SUCCESSOR_COSINE]
         new = Statement(text, speaker, views[0].tokens)
         stored = self.store.rows(scope, [int(s) for s in index.column("seq")[rows]])
