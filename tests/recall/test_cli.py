@@ -35,6 +35,10 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]):
     assert "does not exist" in capsys.readouterr().err
     assert main(["remember", " ", "--encoder", "hashing"]) == 1
     assert "empty" in capsys.readouterr().err
+    for metadata, wrong in (("{bad", "is not JSON"), ("[1]", "not an object")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["remember", "x y", "--encoder", "hashing", "--metadata", metadata])
+        assert wrong in capsys.readouterr().err
     main(["remember", "x y", "--encoder", "hashing"])
     capsys.readouterr()
     assert main(["recall", "dog", "-k", "0"]) == 1
@@ -83,6 +87,13 @@ def test_chat_remembers_between_runs(capsys, monkeypatch: pytest.MonkeyPatch):
     assert "lexical" in notes and "forgotten: 1 record" in notes and "unknown command" in notes
     third, _ = chat("What is my dog called?\n")
     assert [m["text"] for m in third[0]["memories"]] == ["My dog is called Rex."]
+
+
+def test_chat_prints_the_answer_once(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Good morning.\n"))
+    assert main(["chat", "--llm", "echo", "--encoder", "hashing:64"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "Good morning.\n" and "surprise" in captured.err
 
 
 def test_chat_without_the_offline_model_says_how_to_get_it(capsys, monkeypatch):

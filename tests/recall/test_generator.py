@@ -84,4 +84,56 @@ def test_a_missing_gguf_file_is_explained(tmp_path: Path):
 )
 def test_the_offline_model_answers():
     llm = GGUFGenerator(generator.smollm_path())
-    assert "Paris" in answer(llm, "What is the capital of France? Answer in one word.")
+    pieces: list[str] = []
+    said = answer(llm, "What is the capital of France? Answer in a sentence.", pieces.append)
+    assert "Paris" in said and "".join(pieces) == said and len(pieces) > 3
+    with pytest.raises(GeneratorError, match=r"did not answer.*context size"):
+        answer(llm, "sea " * 6000)
+    abandoned = llm.stream("Count to one hundred.", "You are helpful.")
+    next(abandoned)
+    abandoned.close()
+    assert answer(llm, "Say hello.")
+
+
+class FakeServer:
+    """Calls back as llama.cpp does: a role, pieces, an end without content."""
+
+    def __init__(self, chunks: list[dict]) -> None:
+        self.chunks = chunks
+        self.sent = 0
+
+    def handle_chat_completions(self, request: dict, callback) -> None:
+        assert request["stream"] and request["messages"][0]["content"] == "be kind"
+        for chunk in self.chunks:
+            self.sent += 1
+            if callback(chunk):
+                return
+
+
+def gguf(server: FakeServer) -> GGUFGenerator:
+    llm = GGUFGenerator.__new__(GGUFGenerator)
+    llm.name, llm._server = "fake", server
+    return llm
+
+
+def chunk(content: str | None) -> dict:
+    return {"choices": [{"delta": {} if content is None else {"content": content}}]}
+
+
+def test_gguf_pieces_come_one_by_one():
+    llm = gguf(FakeServer([chunk(None), chunk("one"), chunk(" two"), chunk(None)]))
+    assert list(llm.stream("count", "be kind")) == ["one", " two"]
+
+
+def test_a_gguf_error_in_the_middle_is_raised():
+    llm = gguf(FakeServer([chunk("one"), {"error": {"message": "too long"}}]))
+    with pytest.raises(GeneratorError, match="too long"):
+        list(llm.stream("count", "be kind"))
+
+
+def test_an_abandoned_gguf_answer_ends():
+    server = FakeServer([chunk("word")] * 100_000)
+    pieces = gguf(server).stream("count", "be kind")
+    assert next(pieces) == "word"
+    pieces.close()
+    assert server.sent < 100_000

@@ -120,6 +120,8 @@ def test_invalid_unicode_and_metadata_are_explained(memory: TextMemory):
         memory.remember("lone \ud800 surrogate")
     with pytest.raises(DataError, match="JSON"):
         memory.remember("fine", metadata={"x": object()})
+    with pytest.raises(DataError, match="must be a dict, got list"):
+        memory.remember("fine", metadata=[1])
 
 
 def test_a_megabyte_is_one_record_of_many_passages(memory: TextMemory):

@@ -18,8 +18,9 @@ def test_a_turn_remembers_recalls_and_answers(memory: TextMemory):
     memory.persistent_texts = ["Be brief."]
     memory.remember("My dog is called Rex.", speaker="user", time="2024-05-01", id="dog")
     llm = ScriptedGenerator(["Rex."])
-    turn = memory.turn("What is my dog called?", llm)
-    assert turn.answer == "Rex."
+    pieces: list[str] = []
+    turn = memory.turn("What is my dog called?", llm, on_text=pieces.append)
+    assert turn.answer == "Rex." == "".join(pieces)
     assert [m.id for m in turn.memories][:1] == ["dog"]
     assert llm.prompts == [turn.enriched]
     assert turn.enriched == (

@@ -105,7 +105,11 @@ class _Chat:
             self._note(f"error: {error}")
 
     def _turn(self, line: str) -> None:
-        self.last = turn = self.memory.turn(line, self.llm, speaker=self.speaker)
+        def show(piece: str) -> None:
+            print(piece, end="", flush=True)
+
+        on_text = None if self.as_json else show
+        self.last = turn = self.memory.turn(line, self.llm, speaker=self.speaker, on_text=on_text)
         if self.as_json:
             print(
                 json.dumps(
@@ -119,7 +123,7 @@ class _Chat:
                 flush=True,
             )
             return
-        print(turn.answer.strip(), flush=True)
+        print(flush=True)
         recalled = "; ".join(f"{m.score:.2f} {m.text[:60]!r}" for m in turn.memories) or "nothing"
         written = "written" if turn.record.written else "not written"
         self._note(f"surprise {turn.record.surprise:.1f} ({written}); recalled: {recalled}")
@@ -136,7 +140,8 @@ class _Chat:
             self._note(f"forgotten: {done.records} record, {done.seconds:.1f} s")
         elif name == "/stats":
             for key, value in self.memory.stats().items():
-                self._note(f"{key.replace('_', ' ')}: {value}")
+                shown = f"{value:.4g}" if isinstance(value, float) else value
+                self._note(f"{key.replace('_', ' ')}: {shown}")
         else:
             self._note(f"unknown command {name}; {COMMANDS}")
 

@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result, ensure_ascii=False))
     elif result:
         for name, value in result.items():
-            print(f"{name.replace('_', ' '):<20} {value}")
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            print(f"{name.replace('_', ' '):<20} {shown}")
     return 0
 
 
@@ -107,11 +108,10 @@ def _export(args: argparse.Namespace) -> dict[str, object]:
 def _import(args: argparse.Namespace) -> dict[str, object]:
     from titans.recall import import_records
 
-    if str(args.file) == "-":
-        lines = sys.stdin.read().splitlines()
-    else:
-        # By line feed alone: texts may hold other characters that count as line ends.
-        lines = args.file.read_text(encoding="utf-8").split("\n")
+    is_stdin = str(args.file) == "-"
+    content = sys.stdin.read() if is_stdin else args.file.read_text(encoding="utf-8")
+    # By line feed alone: texts may hold other characters that count as line ends.
+    lines = content.split("\n")
     with open_memory(args) as memory, _Bar("importing", len(lines)) as bar:
         new = import_records(memory, lines, progress=bar.update)
     return {"imported": new}

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from typing import Any
 
 from titans.cli.store_options import add_store_options, open_memory
 
@@ -20,9 +21,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speaker", help="who said it")
     parser.add_argument("--time", help="when, in ISO 8601; without a zone it is UTC (now)")
     parser.add_argument("--id", help="an id of your own; the same again changes nothing")
-    parser.add_argument("--metadata", type=json.loads, help="a JSON object", metavar="JSON")
+    parser.add_argument("--metadata", type=_json_object, help="a JSON object", metavar="JSON")
     add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not an object like {{"topic": "dogs"}}')
+    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ model through transformers, `GGUFGenerator` a local GGUF file through llama.cpp 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any, Protocol
 
 from titans.errors import GeneratorError
@@ -28,9 +30,14 @@ class TextGenerator(Protocol):
         ...
 
 
-def answer(llm: TextGenerator, prompt: str) -> str:
-    """The whole answer to an enriched prompt."""
-    return "".join(llm.stream(prompt, SYSTEM))
+def answer(llm: TextGenerator, prompt: str, on_text: Callable[[str], None] | None = None) -> str:
+    """The whole answer to an enriched prompt; `on_text` sees each piece as it comes."""
+    pieces: list[str] = []
+    for piece in llm.stream(prompt, SYSTEM):
+        pieces.append(piece)
+        if on_text is not None:
+            on_text(piece)
+    return "".join(pieces)
 
 
 class ScriptedGenerator:
@@ -173,11 +180,37 @@ class GGUFGenerator:
             ],
             "max_tokens": MAX_NEW_TOKENS,
             "temperature": 0.2,
+            "stream": True,
         }
-        found = self._server.handle_chat_completions(request)
-        if "choices" not in found:
-            raise GeneratorError(f"{self.name} did not answer: {found}")
-        yield found["choices"][0]["message"]["content"] or ""
+        pieces: SimpleQueue[str | Exception | None] = SimpleQueue()
+        is_closed = Event()
+
+        def take(chunk: dict[str, Any]) -> bool:
+            if "choices" not in chunk:
+                pieces.put(GeneratorError(f"{self.name} did not answer: {chunk}"))
+            elif chunk["choices"]:
+                pieces.put(chunk["choices"][0]["delta"].get("content") or "")
+            return is_closed.is_set()  # True ends the generation
+
+        def work() -> None:
+            try:
+                self._server.handle_chat_completions(request, take)
+            except Exception as error:  # handed to the thread that reads
+                pieces.put(GeneratorError(f"{self.name} did not answer: {error}"))
+            pieces.put(None)
+
+        # llama.cpp calls back from where it was called: a thread turns that into an iterator.
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            while (piece := pieces.get()) is not None:
+                if isinstance(piece, Exception):
+                    raise piece
+                if piece:
+                    yield piece
+        finally:
+            is_closed.set()
+            thread.join()
 
 
 def smollm_path() -> Path:

@@ -329,10 +329,20 @@ class TextMemory(AbstractContextManager["TextMemory"]):
 
     # Turn
 
-    def turn(self, prompt: str, llm: TextGenerator, *, speaker: str | None = "user") -> Turn:
+    def turn(
+        self,
+        prompt: str,
+        llm: TextGenerator,
+        *,
+        speaker: str | None = "user",
+        on_text: Callable[[str], None] | None = None,
+    ) -> Turn:
         """One turn of conversation: remember the prompt, recall, let the model answer.
 
         The order is that of memory-as-context: read, attend, write, retrieve, answer.
+
+        Args:
+            on_text: called with each piece of the answer as it comes.
         """
         _check_text(prompt, None)
         with self._lock:
@@ -351,7 +361,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 scope = self._scope.id
                 persistent = [] if scope is None else self.store.persistent_texts(scope)
         enriched = build_prompt(persistent, memories, prompt)
-        said = answer(llm, enriched)
+        said = answer(llm, enriched, on_text)
         if self.config.remember_answers and said.strip():
             self.remember(said, speaker="assistant")
         return Turn(prompt, enriched, said, record, memories)
@@ -466,6 +476,8 @@ def _check_text(text: str, metadata: dict[str, Any] | None) -> None:
     except UnicodeEncodeError as error:
         raise DataError(f"text is not valid Unicode: {error}") from error
     if metadata is not None:
+        if not isinstance(metadata, dict):
+            raise DataError(f"metadata must be a dict, got {type(metadata).__name__}")
         try:
             json.dumps(metadata)
         except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ from titans.recall.index import ScopeIndex
 from titans.recall.lexical import idf, lexical_scores
 from titans.recall.scope import OpenScope
 
-EXACT_ROWS = 2048
+EXACT_ROWS = 1024
 CANDIDATES = 256
 """Of each kind, above `EXACT_ROWS` passages."""
 COMMON = 0.1
