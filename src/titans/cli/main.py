@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "plot": "draw the curves of one or several runs",
     "tune": "search hyper-parameters with Optuna",
     "eval": "run a benchmark on a checkpoint and write a record",
+    "analyze": "look into a memory: what surprised it, what it kept, what it is worth",
     "sweep": "train and evaluate a declared table of runs, resumable, under a time budget",
     "remember": "store a text in the text memory",
     "recall": "ask the text memory",

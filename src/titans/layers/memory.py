@@ -227,13 +227,25 @@ class NeuralMemory(nn.Module):
         self, x: Tensor, state: NeuralMemoryState, count: Tensor | None
     ) -> tuple[Tensor, NeuralMemoryState]:
         raw = self.query_proj(x)
-        queries = self._shape(raw, state.read_tail, "query")
-        if self.network is not None:
-            out = self.network.read(queries, state.memory)
-        else:
-            out = ops.read_memory(queries, state.memory, residual=self.options.residual)
+        out = self.recall(self._shape(raw, state.read_tail, "query"), state.memory)
         state = state.replace(read_tail=next_tail(raw, state.read_tail, count))
         return self._output(out, x), state
+
+    def recall(
+        self, keys: Float[Tensor, "batch time heads dim"], memory: MemoryState
+    ) -> Float[Tensor, "batch time heads dim"]:
+        """M(keys) at the weights of `memory`: the bare memory, without projections or gate."""
+        if self.network is not None:
+            return self.network.read(keys, memory)
+        return ops.read_memory(keys, memory, residual=self.options.residual)
+
+    def associations(
+        self, x: Float[Tensor, "batch time {self.dim}"], state: NeuralMemoryState
+    ) -> tuple[Float[Tensor, "batch time heads dim"], Float[Tensor, "batch time heads dim"]]:
+        """The keys and values that `forward` would write for `x` (no padding) after `state`."""
+        _, key_tail, value_tail = state.conv_tail.chunk(3, dim=-1)
+        keys = self._shape(self.key_proj(x), key_tail, "key")
+        return keys, self._shape(self.value_proj(x), value_tail, "value")
 
     def _run(
         self,

@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-from titans.errors import ConfigError
+from titans.errors import CheckpointError, ConfigError
 
 Variant = Literal["lmm", "mac", "mag", "mal", "transformer", "swa"]
 VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "transformer", "swa")
 MEMORY_VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal")
 """The variants that have a neural memory; the others are baselines."""
+CHECKPOINT_VERSION = 1
+"""Layout of the checkpoints that this version of the package writes, and the highest it reads."""
 
 
 class TitansConfig(PreTrainedConfig):
@@ -105,6 +107,8 @@ class TitansConfig(PreTrainedConfig):
     """Outside training, a token whose step size (theta) is below this is not written at all."""
     predictor_loss_weight: float = 0.01
     """Weight of the predictive gate's auxiliary loss."""
+    checkpoint_version: int = CHECKPOINT_VERSION
+    """Layout of the checkpoint; one that is newer than the package is refused."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in derived sizes and refuse what cannot be meant."""
@@ -164,6 +168,13 @@ _POSITIVE = (
 
 
 def _check(config: TitansConfig) -> None:
+    # First of all: a newer layout may hold settings that would be misread below.
+    if config.checkpoint_version > CHECKPOINT_VERSION:
+        raise CheckpointError(
+            f"the checkpoint was written by a newer version of titans-neural-memory (layout "
+            f"{config.checkpoint_version}; this version reads up to {CHECKPOINT_VERSION}): "
+            "upgrade the package"
+        )
     for name, allowed in _CHOICES.items():
         if getattr(config, name) not in allowed:
             raise ConfigError(

@@ -1,0 +1,114 @@
+"""Forward hooks on a model's memories: what went in, what came out, with no change to the model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from titans.analysis.contributions import Parts, memory_share, watch_parts
+from titans.layers.memory import NeuralMemory
+from titans.layers.memory_state import NeuralMemoryState
+from titans.models import TitansForCausalLM
+from titans.models.mixer import Mixer
+from titans.ops import Gates, Surprise
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a memory, for one row."""
+
+    x: Tensor
+    """`[1 time dim]`."""
+    before: NeuralMemoryState
+    after: NeuralMemoryState
+    surprise: Surprise
+    gates: Gates
+    written: Tensor
+    """`[1 time heads]`, bool."""
+    write_mask: Tensor | None
+    """What the model allowed to be written, `[1 time]`; None: everything."""
+
+    @property
+    def write_size(self) -> Tensor:
+        """theta times the gradient norm where the token was written, `[1 time heads]`."""
+        return self.gates.step_size * self.surprise.grad_norm * self.written
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A memory of a model."""
+
+    layer: int
+    memory: NeuralMemory
+    mixer: Mixer
+    calls: list[Call]
+    """In the order of the text (MAC calls its memory once per segment)."""
+    parts: Parts
+
+    def take(self) -> tuple[list[Call], Tensor | None]:
+        """The calls since the last time, and the memory's share in the layer's output, `[time]`."""
+        calls = list(self.calls)
+        share = memory_share(self.mixer, self.parts)
+        self.calls.clear()
+        self.parts.clear()
+        return calls, share
+
+
+def describe_call(
+    memory: NeuralMemory,
+    x: Tensor,
+    before: NeuralMemoryState,
+    after: NeuralMemoryState,
+    surprise: Surprise,
+    write_mask: Tensor | None = None,
+) -> Call:
+    """Add the gates and which tokens were written, which the memory does not return."""
+    options = memory.options
+    gates, _ = memory.gates(x, before.position, before.chunk_gates, None)
+    written = torch.ones_like(gates.step_size, dtype=torch.bool)
+    if options.write_threshold is not None:
+        written = gates.step_size >= options.write_threshold
+    if options.surprise_threshold is not None:
+        measure = surprise.loss if options.surprise_measure == "loss" else surprise.grad_norm
+        written = written & (measure > options.surprise_threshold)
+    if write_mask is not None:
+        written = written & write_mask[..., None]
+    return Call(x, before, after, surprise, gates, written, write_mask)
+
+
+def memories(model: TitansForCausalLM) -> list[Watched]:
+    """Every memory of a model, in the order of its layers."""
+    found = []
+    for number, block in enumerate(model.model.layers):
+        mixer = block.mixer
+        assert isinstance(mixer, Mixer)
+        if mixer.memory is not None:
+            found.append(Watched(number, mixer.memory, mixer, [], Parts()))
+    return found
+
+
+@contextmanager
+def watching(found: list[Watched]) -> Iterator[None]:
+    """Note every call of the memories while this is open."""
+    handles = []
+    for watched in found:
+        handles.append(_watch_memory(watched))
+        handles += watch_parts(watched.mixer, watched.parts)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_memory(watched: Watched) -> torch.utils.hooks.RemovableHandle:
+    def note(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+        x, before = args
+        _, after, surprise = output
+        watched.calls.append(
+            describe_call(watched.memory, x, before, after, surprise, kwargs.get("write_mask"))
+        )
+
+    return watched.memory.register_forward_hook(note, with_kwargs=True)
