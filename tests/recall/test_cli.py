@@ -61,6 +61,12 @@ def test_upkeep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert json.loads(capsys.readouterr().out)["forgotten"] == 2
 
 
+def test_an_import_that_is_not_text_is_one_line(capsys, tmp_path: Path):
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "\xff"}')
+    assert main(["memory", "import", str(tmp_path / "bad.jsonl"), "--encoder", "hashing"]) == 1
+    assert "bad.jsonl is not UTF-8 text" in capsys.readouterr().err
+
+
 def test_train_writes_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     (tmp_path / "texts").write_text(
         "".join(f"fact number {i} about thing {i % 3}\n" for i in range(24))

@@ -1,3 +1,4 @@
+import json
 import math
 import threading
 from datetime import UTC, datetime, timedelta
@@ -122,6 +123,24 @@ def test_invalid_unicode_and_metadata_are_explained(memory: TextMemory):
         memory.remember("fine", metadata={"x": object()})
     with pytest.raises(DataError, match="must be a dict, got list"):
         memory.remember("fine", metadata=[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"time": 5}, "a time is a datetime or ISO 8601 text, got 5"),
+        ({"time": "0001-01-01T00:00+05:00"}, "years 1 to 9999"),
+        ({"time": "yesterday"}, "not a time"),
+        ({"id": 7}, "id must be a str, got 7"),
+        ({"speaker": ["Ann"]}, "speaker must be a str"),
+    ],
+)
+def test_wrong_fields_are_named(memory: TextMemory, wrong, said):
+    with pytest.raises(DataError, match=said):
+        memory.remember("fine", **wrong)
+    with pytest.raises(DataError, match=f"line 2: .*{said}"):
+        import_records(memory, ['{"text": "ok"}', json.dumps({"text": "fine", **wrong})])
+    assert [r.text for r in memory.records()] == ["ok"]
 
 
 def test_a_megabyte_is_one_record_of_many_passages(memory: TextMemory):

@@ -106,10 +106,14 @@ def _export(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _import(args: argparse.Namespace) -> dict[str, object]:
+    from titans.errors import DataError
     from titans.recall import import_records
 
     is_stdin = str(args.file) == "-"
-    content = sys.stdin.read() if is_stdin else args.file.read_text(encoding="utf-8")
+    try:
+        content = sys.stdin.read() if is_stdin else args.file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{args.file} is not UTF-8 text: {error}") from error
     # By line feed alone: texts may hold other characters that count as line ends.
     lines = content.split("\n")
     with open_memory(args) as memory, _Bar("importing", len(lines)) as bar:

@@ -42,7 +42,10 @@ def import_records(
             if values["persistent"] not in persistent:
                 added.append(values["persistent"])
             continue
-        new += memory.remember(values.pop("text"), **values).is_new
+        try:
+            new += memory.remember(values.pop("text"), **values).is_new
+        except DataError as error:
+            raise DataError(f"line {number}: {error}") from error
         if progress is not None:
             progress(number)
     if added:

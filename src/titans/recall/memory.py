@@ -138,6 +138,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             metadata: anything JSON can hold.
         """
         _check_text(text, metadata)
+        for name, value in (("speaker", speaker), ("id", id)):
+            if value is not None and not isinstance(value, str):
+                raise DataError(f"{name} must be a str, got {value!r}")
         when = to_microseconds(parse_time(time or datetime.now(UTC)))
         record_id = id or uuid.uuid4().hex
         with self._lock:

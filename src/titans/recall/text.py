@@ -116,7 +116,14 @@ def parse_time(value: datetime | str) -> datetime:
             raise DataError(
                 f"{value!r} is not a time: use ISO 8601, e.g. 2024-05-31 or 2024-05-31T14:30:00Z"
             ) from error
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    if not isinstance(value, datetime):
+        raise DataError(f"a time is a datetime or ISO 8601 text, got {value!r}")
+    if value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise DataError(f"{value.isoformat()} lies outside the years 1 to 9999 in UTC") from error
 
 
 def cut_spans(length: int, breaks: Iterator[int], limit: int) -> list[tuple[int, int]]:
