@@ -138,6 +138,18 @@ def test_retrieval_of_the_encoder_is_a_yardstick(vectors):
     assert found["encoder_top1"] == 1.0
 
 
+def test_second_order_training_teaches_recall_in_use(vectors):
+    """Measured as the memory is used: the whole turn, from the learned initial memory."""
+    block = TurnBlock(32, SMALL)
+    held, train = vectors[:8], vectors[8:]
+    before = measure_retrieval(block, held, [])["read_top1"]
+    pairs = [Pair(vector, number) for number, vector in enumerate(train)]
+    config = MetaConfig(epochs=30, learning_rate=3e-3, second_order=True, full_turn=True)
+    train_block(block, train, pairs, config)
+    after = measure_retrieval(block, held, [])["read_top1"]
+    assert after >= 0.5 > before
+
+
 def test_texts_and_questions_are_read(tmp_path: Path):
     (tmp_path / "t").write_text('plain line\n{"text": "from json"}\n\n')
     assert load_texts(tmp_path / "t") == ["plain line", "from json"]

@@ -12,7 +12,8 @@ EXAMPLES = """examples:
   titans memory stats --json
   titans memory export backup.jsonl --scope work
   titans memory forget --id 3f2a... && titans memory forget --before 2023-01-01
-  titans memory train --texts texts.jsonl --out memory.safetensors --preset classic
+  titans memory train --texts texts.txt --out m.safetensors --second-order --full-turn \\
+      --ask-texts --learning-rate 1e-3
 """
 
 
@@ -60,6 +61,9 @@ def _configure_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--second-order", action="store_true", help="differentiate through writes")
     parser.add_argument("--full-turn", action="store_true", help="train the attention too")
+    parser.add_argument(
+        "--ask-texts", action="store_true", help="without questions: texts ask for themselves"
+    )
     parser.add_argument(
         "--contrast", type=float, default=1.0, help="weight of the contrastive term"
     )
@@ -152,6 +156,7 @@ def _train(args: argparse.Namespace) -> dict[str, object]:
         learning_rate=args.learning_rate,
         second_order=args.second_order,
         full_turn=args.full_turn,
+        ask_texts=args.ask_texts,
         contrast=args.contrast,
         seed=args.seed,
     )

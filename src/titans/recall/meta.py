@@ -54,6 +54,8 @@ class MetaConfig:
     """Differentiate through the memory's updates, and learn its initial weights."""
     full_turn: bool = False
     """Run the whole turn, so that attention and persistent vectors learn too."""
+    ask_texts: bool = False
+    """Without questions: in every second episode written texts ask for themselves (recall)."""
     contrast: float = 1.0
     """Weight of the contrastive term; 0 is the bare losses (values may collapse)."""
     held_out: float = 0.2
@@ -243,9 +245,7 @@ def value_variance(block: TurnBlock, texts: Tensor) -> float:
 
 
 @torch.no_grad()
-def measure_retrieval(
-    block: TurnBlock, texts: Tensor, pairs: Sequence[Pair], seed: int = 0
-) -> dict[str, float]:
+def measure_retrieval(block: TurnBlock, texts: Tensor, pairs: Sequence[Pair]) -> dict[str, float]:
     """Write all texts, ask for each: how often is the right one first?
 
     `read` ranks by the cosine of M(W_Q q) and W_V x, `search` by that of o = y * M(y) and s,
@@ -253,8 +253,9 @@ def measure_retrieval(
     """
     block.eval()
     asked = pairs or [Pair(text, number) for number, text in enumerate(texts)]
-    config = MetaConfig(full_turn=True, seed=seed)
-    state = start_state(block, config, torch.Generator().manual_seed(seed))
+    # As in use: the whole turn, from the block's own initial memory.
+    config = MetaConfig(full_turn=True)
+    state = block.initial_state()
     for pooled in texts:
         y = _turn_input(block, pooled[None], state, config)
         key, value = block.pairs(y)
@@ -296,6 +297,8 @@ def train_checkpoint(
     pairs = [Pair(v, where[text]) for v, (_, text) in zip(asked, questions, strict=True)]
     first_held = round(len(distinct) * (1 - config.held_out))
     train_pairs = [p for p in pairs if p.text < first_held]
+    if config.ask_texts and not train_pairs:
+        train_pairs = [Pair(vector, number) for number, vector in enumerate(vectors[:first_held])]
     held_pairs = [Pair(p.question, p.text - first_held) for p in pairs if p.text >= first_held]
     held = vectors[first_held:]
     block = TurnBlock(encoder.dim, neural)
@@ -312,7 +315,7 @@ def train_checkpoint(
     report: dict[str, Any] = {
         "texts": first_held,
         "held_out_texts": len(held),
-        "questions": len(train_pairs),
+        "questions": len(questions),
         "before": before,
         "after": after,
         "checkpoint": path.name,
