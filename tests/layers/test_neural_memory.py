@@ -199,7 +199,7 @@ def test_constant_gates_are_the_constants() -> None:
     gates = GateSettings(kind="constant", forget_init=0.02, momentum_init=0.9, step_init=0.01)
     memory = layer(gates=gates)
     found, _ = memory.gates(tokens(), torch.zeros(2, dtype=torch.long), torch.zeros(2, 3, 2), None)
-    for gate, value in zip(found, (0.02, 0.9, 0.01), strict=True):
+    for gate, value in zip(found, (0.02, 0.9, 0.01 * (1 - 0.9)), strict=True):
         torch.testing.assert_close(gate, torch.full_like(gate, value))
 
 

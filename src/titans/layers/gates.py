@@ -26,9 +26,9 @@ class GateSettings:
     momentum_init: float = 0.5
     """Initial eta."""
     step_init: float = 0.3
-    """Initial theta."""
+    """Initial step: theta / (1 - eta), what a write comes to with the momentum that repeats it."""
     step_max: float = 1.0
-    """Largest theta."""
+    """Largest step."""
     use_forgetting: bool = True
     """Off: alpha = 0."""
     use_momentum: bool = True
@@ -92,11 +92,14 @@ class MemoryGates(nn.Module):
         values = self._values(x)
         if self.settings.kind == "chunk":
             values, held = self._hold(values, position, held, count)
-        alpha, eta, theta = values.unbind(2)
-        return Gates(alpha, eta, theta * self.settings.step_max), held
+        alpha, eta, step = values.unbind(2)
+        # Momentum then decides when a write arrives, not how much: otherwise training drives eta
+        # to one, where the stabiliser holds every write down (docs/decisions/0003-stabiliser.md).
+        theta = step * self.settings.step_max * (1 - eta)
+        return Gates(alpha, eta, theta), held
 
     def _values(self, x: Tensor) -> Tensor:
-        """alpha, eta, theta / step_max as `[batch time 3 heads]`."""
+        """alpha, eta, step / step_max as `[batch time 3 heads]`."""
         batch, time = x.shape[:2]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         if self.settings.kind == "constant":

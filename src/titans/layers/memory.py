@@ -40,6 +40,11 @@ class Parts:
     """SiLU on queries, keys and values."""
     normalize: bool = True
     """L2 norm of queries and keys, per head."""
+    value_norm: float | None = 4.0
+    """Length that every value is brought to, per head; None leaves it as projected (the paper).
+    What is read is normalised, so nothing else keeps values from growing in training without end,
+    and with them the memory's loss and its gradients (docs/decisions/0003-stabiliser.md). 4 is
+    four times what an untrained memory answers."""
     output_norm: bool = True
     """RMS norm of what is read, per head."""
     output_gate: bool = True
@@ -334,9 +339,10 @@ class NeuralMemory(nn.Module):
         if self.parts.activation:
             raw = nn.functional.silu(raw)
         heads = raw.unflatten(-1, (self.num_heads, self.head_dim))
-        if self.parts.normalize and name != "value":
-            heads = nn.functional.normalize(heads, dim=-1)
-        return heads
+        if name == "value":
+            length = self.parts.value_norm
+            return heads if length is None else nn.functional.normalize(heads, dim=-1) * length
+        return nn.functional.normalize(heads, dim=-1) if self.parts.normalize else heads
 
     def _output(self, out: Tensor, x: Tensor) -> Tensor:
         """Norm -> gate -> projection (section 4.4)."""

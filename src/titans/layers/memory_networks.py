@@ -42,8 +42,10 @@ class MLP:
         """Random weights `[heads, out, in]` that keep the scale of their input, zero biases."""
         widths = self.widths(head_dim)
         parameters: list[Tensor] = []
-        for fan_in, fan_out in pairwise(widths):
-            parameters.append(torch.randn(num_heads, fan_out, fan_in) * fan_in**-0.5)
+        for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
+            # SiLU halves the small inputs that a key of length one gives it.
+            gain = 2.0 if layer else 1.0
+            parameters.append(torch.randn(num_heads, fan_out, fan_in) * gain * fan_in**-0.5)
             if self.bias:
                 parameters.append(torch.zeros(num_heads, fan_out))
         return parameters

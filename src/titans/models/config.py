@@ -76,6 +76,8 @@ class TitansConfig(PreTrainedConfig):
     """titans, or a published special case: ttt | delta | gated_delta."""
     memory_conv_kernel: int = 4
     """Width of the causal convolution on queries, keys and values; 0 switches it off."""
+    memory_value_norm: float | None = 4.0
+    """Length of every value that is written; None: as projected (the paper)."""
     memory_momentum: bool = True
     """Past surprise carries on (eta in eq. 14); False: eta = 0."""
     memory_forgetting: bool = True
@@ -83,7 +85,7 @@ class TitansConfig(PreTrainedConfig):
     memory_gates: str = "token"
     """Gates from each token, from a chunk's first token (chunk), or constant."""
     memory_step_init: float = 0.3
-    """Step size (theta) at the start of training."""
+    """Step size at the start of training: theta / (1 - eta)."""
     memory_forget_init: float = 5e-4
     """Forgetting (alpha) at the start; keep its inverse above the lengths trained on."""
     memory_momentum_init: float = 0.5
@@ -93,7 +95,7 @@ class TitansConfig(PreTrainedConfig):
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
     step_limit: float | None = 1.0
-    """Stabiliser: bound on the accumulated step inside a chunk; None: off."""
+    """Stabiliser: the largest share of its own error that a write may undo; None: off."""
     memory_gradient: str = "full"
     """Outer gradient through the recurrence: full (second order) or truncated."""
 

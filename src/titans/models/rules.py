@@ -68,7 +68,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
             use_forgetting=config.memory_forgetting,
             use_momentum=config.memory_momentum,
         ),
-        parts=Parts(conv_size=config.memory_conv_kernel),
+        parts=_parts(config),
         init=config.memory_init,  # type: ignore[arg-type]
         options=ScanOptions(
             forget_towards=config.forget_towards,  # type: ignore[arg-type]
@@ -81,6 +81,10 @@ def _titans(config: TitansConfig) -> NeuralMemory:
     )
 
 
+def _parts(config: TitansConfig) -> Parts:
+    return Parts(conv_size=config.memory_conv_kernel, value_norm=config.memory_value_norm)
+
+
 def _ttt(config: TitansConfig) -> NeuralMemory:
     return NeuralMemory(
         config.hidden_size,
@@ -91,7 +95,7 @@ def _ttt(config: TitansConfig) -> NeuralMemory:
         gates=GateSettings(
             step_init=config.memory_step_init, use_forgetting=False, use_momentum=False
         ),
-        parts=Parts(conv_size=config.memory_conv_kernel),
+        parts=_parts(config),
         options=ScanOptions(),
     )
 
@@ -108,7 +112,7 @@ def _delta(config: TitansConfig, *, is_gated: bool) -> NeuralMemory:
         gates=GateSettings(
             step_init=0.25, step_max=0.5, use_forgetting=is_gated, use_momentum=False
         ),
-        parts=Parts(conv_size=config.memory_conv_kernel),
+        parts=Parts(conv_size=config.memory_conv_kernel, value_norm=None),
         init="zero_last",
         options=ScanOptions(),
     )

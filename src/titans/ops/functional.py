@@ -19,7 +19,7 @@ from titans.ops.options import ScanOptions
 from titans.ops.ragged import align_rows
 from titans.ops.scan import associative_scan
 from titans.ops.state import Gates, MemoryState, Surprise
-from titans.ops.write_control import momentum_allowance
+from titans.ops.write_control import momentum_to_come
 
 
 class NetworkMemory:
@@ -269,12 +269,12 @@ class _Chunks:
         rest = base if self.options.forget_towards == "initial" else torch.zeros_like(base)
         by_size = 2 / error.square().sum(-1).clamp_min(tiny)
         gain = gradient.square().sum(-1) * by_size
-        largest = self.options.step_limit * momentum_allowance(eta)
-        limit = (largest / (theta * gain).clamp_min(tiny)).clamp_max(1.0)
+        limit = (self.options.step_limit * (1 - eta) / (theta * gain).clamp_min(tiny)).clamp_max(1.0)
+        in_the_end = eta * (1 + momentum_to_come(eta))
         factors = []
         for t in range(theta.shape[1]):
             keep, hold = 1 - alpha[:, t, None], eta[:, t, None]
-            before = rest + keep * (w - rest) + hold * s
+            before = rest + keep * (w - rest) + in_the_end[:, t, None] * s
             moved = (gradient[:, t] * (before - start)).sum(-1)
             factors.append(limit[:, t] * (1 + moved * by_size[:, t]))
             s = hold * s - (theta[:, t] * factors[-1])[:, None] * gradient[:, t]

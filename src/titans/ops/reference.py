@@ -138,26 +138,27 @@ def _stabilise(
 ) -> Tensor:
     """The factor on theta that keeps a chunk of stale gradients from overshooting.
 
-    To first order, a write with step theta undoes `theta * gain` of its own error, and the chunk
-    so far has moved that error along the gradient by `<gradient, M_hat - M_c>`, where M_hat is
-    the memory just before this write. What is written is the limited step times the share of the
-    error that is left.
+    To first order, a write with step theta undoes `theta * gain` of its own error, and momentum
+    repeats it, 1 / (1 - eta) times in the end. The chunk so far moves that error along the
+    gradient by `<gradient, M_hat - M_c>`, where M_hat is where the memory would end without this
+    write: all momentum added that is still to come, as if eta stayed as it is. What is written is
+    the limited step times the share of the error that is left.
     """
     assert options.step_limit is not None
     with torch.no_grad():
         size = error.square().sum(-1).clamp_min(torch.finfo(error.dtype).tiny)
         gain = 2 * sum(g.flatten(2).square().sum(-1) for g in gradient) / size
-        # Momentum goes on adding what is written, 1 / (1 - eta) times in the end; one that
-        # outlives ten tokens also carries stale gradients over chunk borders.
-        largest = options.step_limit * torch.minimum(1 - eta, 10 * (1 - eta) ** 2)
+        largest = options.step_limit * (1 - eta)
         limit = (largest / (theta * gain).clamp_min(torch.finfo(theta.dtype).tiny)).clamp(max=1.0)
+        # eta (1 + eta + eta^2 + ...); momentum is followed for a hundred tokens.
+        in_the_end = eta * (1 + eta / (1 - eta).clamp_min(0.01))
         moved = torch.zeros_like(theta)
         for w, s, w0, w_c, g in zip(
             state.weights, state.momentum, state.initial_weights, start, gradient, strict=True
         ):
             rest = w0 if options.forget_towards == "initial" else torch.zeros_like(w0)
             keep = 1 - _per_weight(alpha, w)
-            before = rest + keep * (w - rest) + _per_weight(eta, s) * s
+            before = rest + keep * (w - rest) + _per_weight(in_the_end, s) * s
             moved = moved + (g * (before - w_c)).flatten(2).sum(-1)
         return limit * (1 + 2 * moved / size)
 

@@ -83,14 +83,13 @@ def project_on_gradients(
     return Moved(*(sum(parts[1:], parts[0]) for parts in (by_weights, by_momentum, offset)))
 
 
-def momentum_allowance(eta: Tensor) -> Tensor:
-    """How much smaller a write must be because momentum goes on adding it.
+LONGEST_MOMENTUM = 100.0
+"""Momentum is followed for this many tokens, for which even eta = 1 is a finite sum."""
 
-    In the end it counts 1 / (1 - eta) times; a momentum that outlives ten tokens also carries
-    stale gradients over chunk borders, and is held down by its length once more.
-    """
-    fade = 1 - eta
-    return fade * (10 * fade).clamp_max(1.0)
+
+def momentum_to_come(eta: Tensor) -> Tensor:
+    """How much of the momentum at hand, `eta S`, later tokens will add once more."""
+    return eta / (1 - eta).clamp_min(1 / LONGEST_MOMENTUM)
 
 
 def stabilise(
@@ -110,16 +109,18 @@ def stabilise(
     assert options.step_limit is not None
     tiny = torch.finfo(theta.dtype).tiny
     twice_by_size = 2 / recall.deltas[-1].square().sum(-1).clamp_min(tiny)
-    largest = options.step_limit * momentum_allowance(eta)
-    limit = (largest / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
+    limit = (options.step_limit * (1 - eta) / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
     kernel = None
     for a, delta in zip(recall.inputs, recall.deltas, strict=True):
         layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
         kernel = layer if kernel is None else kernel.add_(layer)
     assert kernel is not None
-    # What one unit written at token i takes from the error of token t.
-    taken = (kernel.mul_(mixed.mix) * twice_by_size[..., None]).tril(-1)
-    carried = mixed.beta * moved.by_weights + mixed.u * moved.by_momentum + moved.offset
+    # What one unit written at token i takes from the error of token t, in the end.
+    later = momentum_to_come(eta)
+    in_the_end = torch.addcmul(mixed.mix, later[..., None], mixed.momentum)
+    taken = (kernel.mul_(in_the_end) * twice_by_size[..., None]).tril(-1)
+    carried = mixed.beta * moved.by_weights + moved.offset
+    carried = carried + torch.addcmul(mixed.u, later, mixed.carry) * moved.by_momentum
     left = 1 + carried * twice_by_size
     step = theta * limit
     writes = torch.linalg.solve_triangular(
