@@ -281,3 +281,13 @@ def test_classic_retrieval_ranks_by_cosine_of_o(tmp_path: Path):
         assert len(found) == 3 and all(r.score == r.parts.memory for r in found)
         turn = memory.turn("dog", ScriptedGenerator(["yes"]))
         assert all(m.score >= config.threshold and m.id != turn.record.id for m in turn.memories)
+
+
+def test_the_same_id_stored_by_another_process_meanwhile(memory: TextMemory, monkeypatch):
+    """Between the first look and the transaction another process may store the same record."""
+    memory.remember("I like tea.", id="a")
+    monkeypatch.setattr(memory, "_known", lambda *_: None)
+    assert not memory.remember("I like tea.", id="a").is_new
+    with pytest.raises(DataError, match="holds another text"):
+        memory.remember("I like coffee.", id="a")
+    assert len(memory.records()) == 1

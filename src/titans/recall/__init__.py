@@ -1,7 +1,8 @@
 """Text memory for conversations: remember, recall, forget, without an LLM.
 
-Reading order: `memory` (the whole of it), `views` (what is kept of a text), `neural` and `block`
-(the memory in weights), `search`, `features`, `fusion` (from a query to a score), `store`.
+Reading order: `memory` (the whole of it), `writing` and `views` (what is kept of a text), `neural`
+and `block` (the memory in weights), `search`, `features`, `fusion` (from a query to a score),
+`store`, `index` and `blocks`.
 """
 
 from titans.recall.config import NeuralConfig as NeuralConfig

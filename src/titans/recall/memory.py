@@ -25,14 +25,12 @@ from numpy.typing import NDArray
 
 from titans.errors import DataError, StoreError
 from titans.recall import forget as forgetting
-from titans.recall.blocks import save_blocks
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, load_encoder
 from titans.recall.features import make_query
 from titans.recall.fusion import load_fusion
 from titans.recall.generator import TextGenerator, answer
-from titans.recall.index import BARE, Entry
-from titans.recall.links import SUCCESSOR_COSINE, Statement, judge_link
+from titans.recall.index import BARE
 from titans.recall.neural import CONTEXT, NeuralScope, Observation
 from titans.recall.prompt import build_prompt
 from titans.recall.records import (
@@ -46,11 +44,9 @@ from titans.recall.results import Assembly
 from titans.recall.scope import OpenScope
 from titans.recall.search import Filter, Hits, Searcher
 from titans.recall.store import Row, Store
-from titans.recall.text import STOP_WORDS, parse_time, stem, words
-from titans.recall.views import View, make_views
-
-LINK_CANDIDATES = 8
-"""Nearest texts that a new one is compared with, to link it."""
+from titans.recall.text import parse_time
+from titans.recall.views import make_views
+from titans.recall.writing import NewText, observe_text, refuse_other_text, write_text
 
 
 class TextMemory(AbstractContextManager["TextMemory"]):
@@ -148,7 +144,8 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             if known is not None:
                 return known
             views = make_views(self.encoder, self.config.pooling, speaker, text)
-            return self._store(record_id, text, speaker, when, metadata, views)[0]
+            new = NewText(record_id, text, speaker, when, metadata, views)
+            return self._write(new)[0]
 
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
@@ -157,94 +154,14 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             row = None if scope is None else self.store.find(scope, record_id)
             if scope is None or row is None:
                 return None
-            if row.text != text:
-                raise DataError(
-                    f"id {record_id!r} holds another text in scope {self.scope!r}; "
-                    "records are not changed: use a new id, or forget the old record first"
-                )
+            refuse_other_text(row, text, self.scope)
             return to_record(row, self._linked_ids(scope, [row]), is_new=False)
 
-    def _store(
-        self,
-        record_id: str,
-        text: str,
-        speaker: str | None,
-        when: int,
-        metadata: dict[str, Any] | None,
-        views: list[View],
-    ) -> tuple[Record, Observation]:
-        """The part of `remember` that excludes other writers: look, decide, write, commit."""
-        scope = self._scope
-        with self.store.writing():
-            scope.id = self.store.create_scope(self.scope)
-            scope.refresh()
-            if self.store.find(scope.id, record_id) is not None:
-                raise DataError(f"id {record_id!r} was stored by another process just now")
-            save_blocks(self.store, scope.id, scope.index)
-            observed = self._observe(views, text, when)
-            duplicate, successor = self._links(views, speaker, text)
-            written, reason = self._judge(observed.surprise, duplicate is not None)
-            row = Row(
-                *(0, record_id, text, speaker, when, metadata, observed.surprise),
-                *(written, reason, duplicate, successor),
-            )
-            data = observed.write.to_bytes() if written else None
-            seq = self.store.add(scope.id, row, [view.to_passage() for view in views], data)
-            state = self.neural.absorb(scope.state, observed.write) if written else None
-            if written and scope.writes_since_snapshot + 1 >= self.config.snapshot_every:
-                assert state is not None
-                snapshot = self.neural.dump(state)
-                self.store.save_snapshot(scope.id, seq, snapshot, self.config.keep_snapshots)
-            # By query, not from memory: the index holds what a reader of the store would hold.
-            entries = [Entry(*e) for e in self.store.index_entries(scope.id, seq - 1)]
-        before = scope.writes_since_snapshot
-        scope.advance(entries, [view.terms for view in views], state)
-        if before + 1 >= self.config.snapshot_every and written:
-            scope.writes_since_snapshot = 0
-        links = self._linked_ids(scope.id, [row])
-        return to_record(row, links), observed
-
-    def _observe(self, views: list[View], text: str, when: int) -> Observation:
-        """Meet the text: its vector, surprise, and what it would write."""
-        pooled = F.normalize(torch.stack([view.bare for view in views]).mean(0), dim=-1)
-        stems = {stem(word): word for word in words(text) if word not in STOP_WORDS}
-        around = self._scope.surroundings(stems, when)
-        return self.neural.observe(pooled.half().float(), self._scope.state, around)
-
-    def _judge(self, surprise: float, is_duplicate: bool) -> tuple[bool, str]:
-        """Whether to write to the neural memory, and why."""
-        if is_duplicate:
-            return False, "says what another record says"
-        gate = self._scope.gate()
-        if gate and surprise <= gate:
-            return False, f"surprise {surprise:.3g} is at or below the gate {gate:.3g}"
-        if not gate:
-            return True, f"surprise {surprise:.3g}; the gate is open"
-        return True, f"surprise {surprise:.3g} is above the gate {gate:.3g}"
-
-    def _links(
-        self, views: list[View], speaker: str | None, text: str
-    ) -> tuple[int | None, int | None]:
-        """The seq of the record that this text repeats, and of the one that it updates."""
-        index, scope = self._scope.index, self._scope.id
-        if len(views) != 1 or not len(index) or scope is None:
-            return None, None
-        rows, cosines = index.nearest(views[0].bare.numpy(), LINK_CANDIDATES, quick=True)
-        rows, cosines = rows[cosines >= SUCCESSOR_COSINE], cosines[cosines >= SUCCESSOR_COSINE]
-        new = Statement(text, speaker, views[0].tokens)
-        stored = self.store.rows(scope, [int(s) for s in index.column("seq")[rows]])
-        passages = [int(p) for p in index.column("passage")[rows]]
-        tokens = self.store.token_vectors(passages)
-        for row, cosine, passage in zip(rows, cosines, passages, strict=True):
-            seq = int(index.column("seq")[row])
-            old_tokens = np.frombuffer(tokens[passage], np.int8).reshape(-1, new.tokens.shape[1])
-            old = Statement(stored[seq].text, stored[seq].speaker, old_tokens)
-            link = judge_link(new, old, float(cosine), self.config.duplicate_threshold)
-            if link == "duplicate":
-                return int(index.column("group")[row]), None
-            if link == "successor" and not index.column("replaced")[row]:
-                return None, seq
-        return None, None
+    def _write(self, new: NewText) -> tuple[Record, Observation]:
+        done = write_text(self._scope, new)
+        assert self._scope.id is not None
+        links = self._linked_ids(self._scope.id, [done.row])
+        return to_record(done.row, links, is_new=done.is_new), done.observed
 
     # Recall
 
@@ -313,7 +230,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
     def _search_memory(self, query: str, allowed: NDArray[np.bool_] | None) -> Hits:
         """The classic retrieval: cosine of o = y * M(y) with every stored vector s."""
         view = make_views(self.encoder, self.config.pooling, None, query)[0]
-        observed = self._observe([view], query, 0)
+        observed = observe_text(self._scope, query, [view], 0)
         return self._nearest_to(observed, allowed)
 
     def _nearest_to(self, observed: Observation, allowed: NDArray[np.bool_] | None) -> Hits:
@@ -351,7 +268,8 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         with self._lock:
             views = make_views(self.encoder, self.config.pooling, speaker, prompt)
             now = to_microseconds(datetime.now(UTC))
-            record, observed = self._store(uuid.uuid4().hex, prompt, speaker, now, None, views)
+            new = NewText(uuid.uuid4().hex, prompt, speaker, now, None, views)
+            record, observed = self._write(new)
             with self.store.reading():
                 self._scope.refresh()
                 if self.config.retrieval == "memory":
