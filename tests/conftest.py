@@ -6,9 +6,33 @@ import socket
 import pytest
 import torch
 
+from support.chromium import find_chromium
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Browser tests need a Chromium; without one they are left out, and that is said."""
+    if find_chromium():
+        return
+    left_out = [item for item in items if item.get_closest_marker("browser")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+        config.stash[LEFT_OUT] = len(left_out)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    count = config.stash.get(LEFT_OUT, 0)
+    if count:
+        terminalreporter.write_line(
+            f"no Chromium found: {count} browser tests left out (apt install chromium)"
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -100,3 +100,41 @@ def test_heads_are_told_apart() -> None:
     assert forgetting_curve(record).retention[-1] == pytest.approx(0.4)
     nothing = forgetting_curve(record, 1)
     assert len(nothing.ages) == 0 and nothing.half_life is None
+
+
+def test_a_token_that_adds_no_gradient_may_still_forget() -> None:
+    """Below a surprise threshold nothing is written; whether it forgets is a setting."""
+    for skip in (False, True):
+        memory = NeuralMemory(
+            8,
+            num_heads=1,
+            memory=linear(),
+            chunk_size=1,
+            gates=GateSettings(kind="constant", forget_init=0.1, step_init=0.5, use_momentum=False),
+            parts=BARE,
+            init="zero_last",
+            options=ScanOptions(surprise_threshold=0.8, skip_unsurprising=skip),
+        ).double()
+        with torch.no_grad():
+            memory.key_proj.weight.copy_(torch.eye(8))
+            memory.value_proj.weight.copy_(torch.eye(8))
+        # The same association three times: after the first there is nothing left to learn.
+        x = torch.eye(8, dtype=torch.float64)[[0, 0, 0]]
+        record = trace_memory(memory, x).layers[0].forgetting
+        assert record.written_at.tolist() == [0]
+        left = 1.0 if skip else 0.9**2
+        assert record.recall[0, -1, 0] == pytest.approx(left, rel=1e-6)
+        assert record.gate_only[0, -1, 0] == pytest.approx(left, rel=1e-6)
+
+
+def test_half_life_counts_from_the_height_of_the_curve() -> None:
+    """Momentum goes on writing: what matters is when half of the most is gone."""
+    recall = np.array([0.1, 0.6, 1.0, 0.8, 0.4, 0.2])
+    record = Forgetting(
+        written_at=np.array([0]),
+        at_once=recall[:1, None].astype(np.float32),
+        read_at=np.arange(1, 7),
+        recall=recall[None, :, None].astype(np.float32),
+        gate_only=np.ones((1, 6, 1), dtype=np.float32),
+    )
+    assert forgetting_curve(record).half_life == pytest.approx(3.75)

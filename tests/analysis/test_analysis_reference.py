@@ -45,14 +45,16 @@ def project(memory: NeuralMemory, x: Tensor, name: str) -> Tensor:
     raw = getattr(memory, f"{name}_proj")(x)
     raw = F.silu(conv(raw, getattr(memory, f"{name}_conv").weight))
     heads = raw.unflatten(-1, (memory.num_heads, -1))
-    return heads if name == "value" else heads / heads.norm(dim=-1, keepdim=True)
+    length = memory.parts.value_norm if name == "value" else 1.0
+    return heads if length is None else length * heads / heads.norm(dim=-1, keepdim=True)
 
 
 def slow_memory(memory: NeuralMemory, x: Tensor, writes: bool) -> tuple[Tensor, Slow]:
     """The layer's output and its insides, by `ops.reference` alone."""
     queries, keys, values = (project(memory, x, n) for n in ("query", "key", "value"))
     raw = torch.sigmoid(memory.gates.proj(x)).unflatten(-1, (3, memory.num_heads))
-    gates = Gates(*raw.unbind(2))
+    alpha, eta, step = raw.unbind(2)
+    gates = Gates(alpha, eta, step * (1 - eta))
     states = [MemoryState.from_parameters(memory.initial_memory, 1).detach()]
     reads, losses, norms = [], [], []
     for t in range(x.shape[1]):

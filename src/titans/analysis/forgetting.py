@@ -29,7 +29,8 @@ class ForgettingCurve:
     gate_only: FloatArray
     """The retention that the forgetting gates alone would leave."""
     half_life: float | None
-    """Age at which retention falls to a half; None if it does not within the text."""
+    """Age at which retention falls to half of the highest it has been (momentum goes on writing
+    for a while, and an association may come again); None if it does not within the text."""
     num_probes: int
 
     def at(self, age: float) -> float:
@@ -109,14 +110,15 @@ def _bins(ages: np.ndarray) -> np.ndarray:
 
 
 def _half_life(ages: np.ndarray, retention: np.ndarray) -> float | None:
-    """The first age at which the curve crosses a half."""
+    """The first age at which the curve is down to half of its highest so far."""
     known = np.isfinite(retention)
     ages, retention = ages[known], retention[known]
-    below = np.flatnonzero(retention < 0.5)
-    if not len(below) or below[0] == 0:
+    half = np.maximum.accumulate(retention) / 2 if len(retention) else retention
+    below = np.flatnonzero(retention < half)
+    if not len(below):
         return None
     after, before = below[0], below[0] - 1
-    share = (retention[before] - 0.5) / (retention[before] - retention[after])
+    share = (retention[before] - half[after]) / (retention[before] - retention[after])
     return float(ages[before] + share * (ages[after] - ages[before]))
 
 
@@ -156,12 +158,12 @@ class ForgettingRecorder:
         self._candidates = 0
         self._reads: Thinned[_Answers] = Thinned(max_reads)
         self._kept = np.zeros(memory.num_heads)
-        """Sum of log(1 - alpha) over the tokens written so far."""
+        """Sum of log(1 - alpha) over the tokens that forgot so far."""
 
     def watch(self, call: Call, start: int) -> None:
         """A call whose first token is number `start` of the text."""
         decay = (1 - call.gates.forget_gate[0].double()).clamp_min(1e-30).log()
-        kept = self._kept + (decay * call.written[0]).cumsum(0).cpu().numpy()
+        kept = self._kept + (decay * call.forgets[0]).cumsum(0).cpu().numpy()
         self._kept = kept[-1]
         size = call.write_size[0].mean(-1)
         token = int(size.argmax())

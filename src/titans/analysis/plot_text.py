@@ -1,15 +1,29 @@
 """The text itself as a picture, every token shaded by surprise."""
 
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 
 from titans.analysis.records import Trace
 
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#fbd3b4", "#f08a3c", "#e85d04"])
+INK, SOFT, FAINT = "#1d1b16", "#6b6558", "#a8a294"
+RIGHT: dict[str, Any] = {"ha": "right", "va": "center"}
+TYPED: dict[str, Any] = {"family": "DejaVu Sans Mono", "ha": "left", "va": "center"}
+NAMES = {"loss": "surprise", "grad_norm": "gradient norm", "write_size": "write size"}
+BOX = "\N{WHITE SQUARE}"
 COLUMNS = 92
+MARGIN = 7
+"""Columns left of the text, for positions."""
 LINES = 26
+FONT_SIZE = 9.2
+ADVANCE = 0.60205
+"""Width of a character of that font (matplotlib brings it along), in font sizes."""
 LINE_HEIGHT = 0.235
 """Inches."""
 
@@ -29,29 +43,56 @@ def plot_text(
     values = trace.surprise(measure)
     places = _lay_out(trace.texts)
     first = _densest(trace, places, lines) if start is None else places[start][0]
-    low, high = np.quantile(values, [0.1, 0.998])
+    low, high = np.quantile(values, [0.25, 0.998])
     last = min(places[-1][0], first + lines - 1)
-    figure = Figure(figsize=(8.1, (last - first + 1) * LINE_HEIGHT + 0.75))
-    axes = figure.add_axes((0.01, 0.01, 0.98, 0.98))
+    rows = last - first + 1
+    width = (COLUMNS + MARGIN + 1) * ADVANCE * FONT_SIZE / 72
+    figure = Figure(figsize=(width, (rows + 3) * LINE_HEIGHT))
+    axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(-7, COLUMNS + 1)
-    axes.set_ylim(last - first + 1.2, -1.9)
-    axes.text(-6, -1.0, trace.name, fontsize=11, fontweight="bold", color="#1d1b16", va="center")
-    names = {"loss": "surprise", "grad_norm": "gradient norm", "write_size": "write size"}
-    axes.text(COLUMNS, -1.0, f"shade: {names[measure]}", fontsize=8.5, color="#6b6558", ha="right")
-    labelled: set[int] = set()
+    axes.set_xlim(-MARGIN, COLUMNS + 1)
+    axes.set_ylim(rows + 0.8, -2.2)
+    axes.text(-MARGIN + 1, -1.1, trace.name, fontsize=11, fontweight="bold", color=INK, va="center")
+    axes.text(COLUMNS, -1.1, f"shade: {NAMES[measure]}", fontsize=8.5, color=SOFT, **RIGHT)
+    shown: dict[int, list[tuple[int, int]]] = {}
     for token, (line, column) in enumerate(places):
         if not first <= line <= last:
             continue
-        if line not in labelled:
-            labelled.add(line)
-            row = line - first + 0.5
-            axes.text(
-                -1.2, row, f"{token:,}", fontsize=6.5, color="#a8a294", ha="right", va="center"
-            )
+        shown.setdefault(line - first, []).append((token, column))
         shade = float(np.clip((values[token] - low) / max(high - low, 1e-12), 0, 1))
-        _draw_token(axes, trace.texts[token], line - first, column, shade)
+        if shade > 0.01:
+            corner, length = (column - 0.1, line - first + 0.06), len(_shown(trace.texts[token]))
+            axes.add_patch(Rectangle(corner, length + 0.2, 0.88, color=SHADES(shade), lw=0))
+    for row, tokens in shown.items():
+        axes.text(-1.2, row + 0.53, f"{tokens[0][0]:,}", fontsize=6.5, color=FAINT, **RIGHT)
+        for column, text in _runs([(_shown(trace.texts[token]), c) for token, c in tokens]):
+            axes.text(column, row + 0.53, text, fontsize=FONT_SIZE, color=INK, **TYPED)
     return figure
+
+
+def _runs(tokens: list[tuple[str, int]]) -> list[tuple[int, str]]:
+    """The words of a line, each with its column: tokens that touch are drawn as one."""
+    runs: list[tuple[int, str]] = []
+    for text, column in tokens:
+        if not text.strip():
+            continue
+        if runs and runs[-1][0] + len(runs[-1][1]) == column:
+            runs[-1] = (runs[-1][0], runs[-1][1] + text)
+        else:
+            runs.append((column, text))
+    # A dollar sign would start a formula.
+    return [(column, _drawable(text).replace("$", r"\$")) for column, text in runs]
+
+
+def _drawable(text: str) -> str:
+    """The text with a box for every character that the font does not have."""
+    return "".join(c if c.isascii() or _has_glyph(c) else BOX for c in text)
+
+
+@lru_cache(maxsize=4_096)
+def _has_glyph(character: str) -> bool:
+    font = get_font(findfont(str(TYPED["family"])))
+    return bool(font.get_char_index(ord(character)))
 
 
 def _lay_out(texts: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -78,27 +119,6 @@ def _shown(text: str) -> str:
     if bare:
         return bare.replace("\n", " ")
     return " " if text and "\n" not in text else ""
-
-
-def _draw_token(axes, text: str, row: int, column: int, shade: float) -> None:
-    shown = _shown(text)
-    if shade > 0.01:
-        box = Rectangle(
-            (column - 0.1, row + 0.06), len(shown) + 0.2, 0.88, color=SHADES(shade), lw=0
-        )
-        axes.add_patch(box)
-    for offset, character in enumerate(shown):
-        axes.text(
-            column + offset + 0.5,
-            row + 0.53,
-            # A dollar sign would start a formula.
-            r"\$" if character == "$" else character,
-            family="monospace",
-            fontsize=9,
-            ha="center",
-            va="center",
-            color="#1d1b16",
-        )
 
 
 def _densest(trace: Trace, places: list[tuple[int, int]], lines: int) -> int:

@@ -18,7 +18,7 @@ from titans.analysis.forgetting import ForgettingCurve, forgetting_curve
 from titans.analysis.records import MEMORY_QUANTITIES, Curve, LayerTrace, Trace
 from titans.analysis.worth import verdict
 
-MAX_BYTES = 7_000_000
+MAX_BYTES = 8_600_000
 """What the arrays of a page may take, of at most 10 MB."""
 TOKEN_BYTES = 2.7
 CURVE_BYTES = 5.4
@@ -27,13 +27,13 @@ CURVE_BYTES = 5.4
 
 def write_report(traces: Sequence[Trace], path: Path, *, command: str = "") -> None:
     """Write the page of one trace, or of two side by side."""
-    if not 1 <= len(traces) <= 2:
-        raise ValueError(f"a page shows one trace or two, got {len(traces)}")
     path.write_text(build_page(traces, command=command), encoding="utf-8")
 
 
 def build_page(traces: Sequence[Trace], *, command: str = "") -> str:
     """The page as text."""
+    if not 1 <= len(traces) <= 2:
+        raise ValueError(f"a page shows one trace or two, got {len(traces)}")
     budget = MAX_BYTES / len(traces)
     data = {"command": command, "runs": [_run(trace, budget) for trace in traces]}
     # "<" would end the script element early; line separators are fine in JSON scripts.
@@ -58,6 +58,7 @@ def _run(trace: Trace, budget: float) -> dict[str, object]:
     by_head, shown = _fit(trace, budget)
     return {
         **summary(trace),
+        "notes": [*trace.notes, *_notes(trace, by_head, shown)],
         "parameters": trace.num_parameters,
         "chunk": trace.chunk_size,
         "shown": shown,
@@ -68,6 +69,19 @@ def _run(trace: Trace, budget: float) -> dict[str, object]:
         "worthCurves": _worth(trace, shown),
         "spots": to_plain(trace.peaks),
     }
+
+
+def _notes(trace: Trace, by_head: bool, shown: int) -> list[str]:
+    """What the page leaves out to stay small."""
+    notes = []
+    if not by_head and any(layer.num_heads > 1 for layer in trace.layers):
+        notes.append("To keep this page small, heads are averaged here; trace.json has them all.")
+    if shown < len(trace.ids):
+        notes.append(
+            f"To keep this page small, the first {shown:,} tokens are shown; trace.json has "
+            f"{len(trace.ids):,}."
+        )
+    return notes
 
 
 def _fit(trace: Trace, budget: float) -> tuple[bool, int]:

@@ -27,6 +27,8 @@ class Call:
     gates: Gates
     written: Tensor
     """`[1 time heads]`, bool."""
+    forgets: Tensor
+    """Where the forgetting gate acted, `[1 time heads]`, bool."""
     write_mask: Tensor | None
     """What the model allowed to be written, `[1 time]`; None: everything."""
 
@@ -67,15 +69,17 @@ def describe_call(
     """Add the gates and which tokens were written, which the memory does not return."""
     options = memory.options
     gates, _ = memory.gates(x, before.position, before.chunk_gates, None)
-    written = torch.ones_like(gates.step_size, dtype=torch.bool)
+    active = torch.ones_like(gates.step_size, dtype=torch.bool)
     if options.write_threshold is not None:
-        written = gates.step_size >= options.write_threshold
+        active = gates.step_size >= options.write_threshold
+    if write_mask is not None:
+        active = active & write_mask[..., None]
+    written = active
     if options.surprise_threshold is not None:
         measure = surprise.loss if options.surprise_measure == "loss" else surprise.grad_norm
-        written = written & (measure > options.surprise_threshold)
-    if write_mask is not None:
-        written = written & write_mask[..., None]
-    return Call(x, before, after, surprise, gates, written, write_mask)
+        written = active & (measure > options.surprise_threshold)
+    forgets = written if options.skip_unsurprising else active
+    return Call(x, before, after, surprise, gates, written, forgets, write_mask)
 
 
 def memories(model: TitansForCausalLM) -> list[Watched]:

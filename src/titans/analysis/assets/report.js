@@ -188,12 +188,12 @@ function drawForgetting(jobs) {
 function helped(run, n) {
   const host = element("p", "helped", "It helped most at "), gains = tokenValues(run, "gain", -1, -1), best = [];
   for (let i = 0; i < gains.length; i++) {
-    if (!(gains[i] > 0) || (best.length === 8 && gains[i] <= gains[best[7]])) continue;
+    if (!(gains[i] > 0.01) || (best.length === 8 && gains[i] <= gains[best[7]])) continue;
     best.push(i);
     best.sort((a, b) => gains[b] - gains[a]);
     best.length = Math.min(best.length, 8);
   }
-  if (!best.length) { host.textContent = "It helped at no single token."; return host; }
+  if (!best.length) { host.textContent = "It helped at no single token that is shown."; return host; }
   for (const token of best) {
     const text = run.texts.length ? run.texts[token].trim() || "␣" : String(run.ids[token]), button = element("button", "", `${escapeHtml(text)}<small>${token.toLocaleString("en")}</small>`);
     button.type = "button";

@@ -76,8 +76,9 @@ class TextPanel {
       this.low = 0;
       this.high = Math.max(Math.abs(at(0.002)), Math.abs(at(0.998)), 1e-12);
     } else {
-      this.low = at(0.1);
-      this.high = Math.max(at(0.998), this.low + 1e-12);
+      this.low = at(0.25);
+      // Where hardly any token has a value at all, the highest is the measure.
+      this.high = at(0.998) > this.low ? at(0.998) : Math.max(this.ranked[this.ranked.length - 1] ?? 0, this.low + 1e-12);
     }
     this.version++;
     for (const block of this.visible) this.shade(block);
@@ -98,11 +99,11 @@ class TextPanel {
     let html = "";
     for (let i = block.begin; i < block.end; i++) {
       const level = this.level(this.values[i]), size = Math.abs(level);
-      let text = this.textOf(i), lead = "";
-      // The space before a word stays unshaded, so that neighbours can be told apart.
-      if (text.length > 1 && text[0] === " ") { lead = i === block.begin && block.begin ? "" : " "; text = text.slice(1); }
+      // Space around a word stays unshaded, so that neighbours can be told apart.
+      const whole = this.textOf(i), text = whole.trim() || whole, place = whole.indexOf(text);
+      const lead = i === block.begin && block.begin ? whole.slice(0, place).replace(/^ /, "") : whole.slice(0, place);
       const classes = [level < 0 ? "n" : "", size > 0.72 ? "h" : "", text.includes("\n") ? "nl" : text === "" ? "part" : "", i === this.marked ? "now" : ""].filter(Boolean).join(" ");
-      html += `${lead}<i data-i="${i}"${classes ? ` class="${classes}"` : ""}${size >= 0.01 ? ` style="--a:${size.toFixed(2)}"` : ""}>${escapeHtml(text)}</i>`;
+      html += `${lead}<i data-i="${i}"${classes ? ` class="${classes}"` : ""}${size >= 0.01 ? ` style="--a:${size.toFixed(2)}"` : ""}>${escapeHtml(text)}</i>${whole.slice(place + text.length)}`;
     }
     block.body.innerHTML = html;
   }
