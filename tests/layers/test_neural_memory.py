@@ -44,6 +44,42 @@ def assert_same_state(a: NeuralMemoryState, b: NeuralMemoryState) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-10, atol=1e-11, msg=name)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_long_call_in_pieces_equals_one_piece(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, x = layer(), tokens(batch=3, time=37).requires_grad_()
+    mask = torch.rand(3, 37, generator=torch.Generator().manual_seed(0)) > 0.3 if masked else None
+
+    def run() -> list[Tensor]:
+        y, state, surprise = memory(x, mask=mask, return_surprise=True)
+        grads = torch.autograd.grad(y.square().sum() + surprise.loss.sum(), [x, *parameters])
+        return [y, *surprise, *state.named_tensors().values(), *grads]
+
+    parameters = [p for p in memory.parameters() if p.requires_grad]
+    whole = run()
+    monkeypatch.setattr("titans.layers.memory.PIECE_TOKENS", 48)
+    for one, other in zip(whole, run(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_values_have_the_length_asked_for() -> None:
+    x = tokens()
+    for length in (4.0, 1.5):
+        memory = layer(parts=Parts(value_norm=length))
+        _, values = memory.associations(x, memory.initial_state(2))
+        torch.testing.assert_close(values.norm(dim=-1), torch.full_like(values[..., 0], length))
+    memory = layer(parts=Parts(value_norm=None))
+    assert memory.associations(x, memory.initial_state(2))[1].norm(dim=-1).std() > 0.01
+
+
+def test_a_write_comes_to_the_same_whatever_the_momentum() -> None:
+    memory = layer(gates=GateSettings(kind="constant", momentum_init=0.9, step_init=0.2))
+    found, _ = memory.gates(tokens(), torch.zeros(2, dtype=torch.long), torch.zeros(2, 3, 2), None)
+    total = found.step_size / (1 - found.momentum_decay)
+    torch.testing.assert_close(total, torch.full_like(total, 0.2))
+
+
 @pytest.mark.parametrize("kind", ["token", "chunk", "constant"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_any_split_and_single_tokens_equal_the_whole(network: str, kind: str) -> None:

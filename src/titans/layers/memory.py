@@ -29,6 +29,9 @@ STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
 """The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
 dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
 
+PIECE_TOKENS = 8192
+"""Tokens, over all rows, that the layer works on at a time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -192,12 +195,12 @@ class NeuralMemory(nn.Module):
         """
         state = self._check(x, state)
         if mask is None or bool(mask.all()):
-            y, state, surprise = self._run(x, state, None, write_mask, return_surprise)
+            y, state, surprise = self._run_pieces(x, state, None, write_mask, return_surprise)
         else:
             order, count = compact(mask)
             writes = None if write_mask is None else take_columns(write_mask, order)
             x = take_columns(x, order)
-            y, state, surprise = self._run(x, state, count, writes, return_surprise)
+            y, state, surprise = self._run_pieces(x, state, count, writes, return_surprise)
             y = scatter_back(y, order)
             if surprise is not None:
                 surprise = Surprise(*(scatter_back(s, order) for s in surprise))
@@ -251,6 +254,34 @@ class NeuralMemory(nn.Module):
         _, key_tail, value_tail = state.conv_tail.chunk(3, dim=-1)
         keys = self._shape(self.key_proj(x), key_tail, "key")
         return keys, self._shape(self.value_proj(x), value_tail, "value")
+
+    def _run_pieces(
+        self,
+        x: Tensor,
+        state: NeuralMemoryState,
+        count: Tensor | None,
+        write_mask: Tensor | None,
+        want_surprise: bool,
+    ) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
+        """A long call in pieces of whole chunks, so that what it works on stays in the cache."""
+        batch, time = x.shape[:2]
+        size = max(PIECE_TOKENS // (batch * self.chunk_size), 1) * self.chunk_size
+        if time <= size:
+            return self._run(x, state, count, write_mask, want_surprise)
+        outputs, surprises = [], []
+        for begin in range(0, time, size):
+            part = slice(begin, begin + size)
+            left = None if count is None else (count - begin).clamp(0, size)
+            writes = None if write_mask is None else write_mask[:, part]
+            y, state, surprise = self._run(x[:, part], state, left, writes, want_surprise)
+            outputs.append(y)
+            surprises.append(surprise)
+        together = None
+        if want_surprise:
+            together = Surprise(
+                *(torch.cat(parts, dim=1) for parts in zip(*surprises, strict=True))  # type: ignore[arg-type]
+            )
+        return torch.cat(outputs, dim=1), state, together
 
     def _run(
         self,
