@@ -67,6 +67,7 @@ class CurveBuilder:
         with np.errstate(invalid="ignore"):
             return self._sum.sum(0) / self._count.sum(0)
 
+    @np.errstate(over="ignore")
     def curve(self, first: int = 0, last: int | None = None) -> Curve:
         """Channels `first` to `last` as a record."""
         used = -(-self.length // self.width)

@@ -92,4 +92,5 @@ def _layer_summary(layer: LayerTrace) -> dict[str, object]:
 
 def _mean(curve: Curve) -> float:
     """The mean over the text; its last bin may be shorter, which is left aside."""
-    return float(np.nanmean(curve.mean))
+    known = curve.mean[np.isfinite(curve.mean)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -38,6 +38,7 @@ class ForgettingCurve:
         return float(np.interp(age, self.ages, self.retention))
 
 
+@np.errstate(over="ignore")
 def forgetting_curve(record: Forgetting, head: int | None = None) -> ForgettingCurve:
     """Average the associations of one head, or of all heads, by age.
 
@@ -164,24 +165,25 @@ class ForgettingRecorder:
         """A call whose first token is number `start` of the text."""
         decay = (1 - call.gates.forget_gate[0].double()).clamp_min(1e-30).log()
         kept = self._kept + (decay * call.forgets[0]).cumsum(0).cpu().numpy()
-        self._kept = kept[-1]
+        self._kept = kept[-1].copy()
         size = call.write_size[0].mean(-1)
         token = int(size.argmax())
         if not size[token] > 0:
             return
         if self._probes.wants(self._candidates):
-            probe = self._make(call, token, start + token, kept[token])
+            probe = self._make(call, token, start + token, kept[token].copy())
             self._probes.offer(self._candidates, probe)
         self._candidates += 1
 
     def _make(self, call: Call, token: int, position: int, kept: np.ndarray) -> _Probe:
         keys, values = self._memory.associations(call.x, call.before)
-        key, value = keys[:, token : token + 1], values[:, token : token + 1]
+        # Copies: a view would hold the whole call for as long as the probe lives.
+        key, value = keys[:, [token]], values[:, [token]]
         allowed = None if call.write_mask is None else call.write_mask[:, : token + 1]
         _, state = self._memory(call.x[:, : token + 1], call.before, write_mask=allowed)
         now = state.memory
         base = self._memory.recall(key, _initial(now))
-        written = call.written[0, token]
+        written = call.written[0, token].clone()
         probe = _Probe(
             position, key[0, 0], base[0, 0], (value - base)[0, 0], written, value[0, 0, :, 0], kept
         )
@@ -210,6 +212,7 @@ class ForgettingRecorder:
         recalls = self._ask(list(probes), memory).cpu().numpy()
         return _Answers(position, dict(zip(numbers, recalls, strict=True)), self._kept.copy())
 
+    @np.errstate(over="ignore")
     def record(self, position: int, memory: MemoryState) -> Forgetting:
         """All that is still kept, and a last read at the end of the text."""
         probes = list(self._probes)

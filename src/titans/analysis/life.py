@@ -37,13 +37,16 @@ def measure(state: MemoryState) -> Moment:
 def effective_rank(matrix: Tensor) -> Tensor:
     """exp of the entropy of the singular values as shares of their sum; 0 for a zero matrix.
 
-    n equal singular values count n. Roy and Vetterli, EUSIPCO 2007.
+    n equal singular values count n. Roy and Vetterli, EUSIPCO 2007. NaN for a memory that has
+    diverged.
     """
-    values = torch.linalg.svdvals(matrix.double())
+    finite = matrix.isfinite().flatten(-2).all(-1)
+    values = torch.linalg.svdvals(torch.where(finite[..., None, None], matrix.double(), 0.0))
     total = values.sum(-1, keepdim=True)
     shares = values / total.clamp_min(torch.finfo(values.dtype).tiny)
     entropy = torch.special.entr(shares).sum(-1)
-    return torch.where(total[..., 0] > 0, entropy.exp(), torch.zeros_like(entropy))
+    rank = torch.where(total[..., 0] > 0, entropy.exp(), torch.zeros_like(entropy))
+    return torch.where(finite, rank, torch.nan)
 
 
 def life(positions: list[int], moments: list[Moment]) -> Life:

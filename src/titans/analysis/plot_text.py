@@ -43,7 +43,8 @@ def plot_text(
     values = trace.surprise(measure)
     places = _lay_out(trace.texts)
     first = _densest(trace, places, lines) if start is None else places[start][0]
-    low, high = np.quantile(values, [0.25, 0.998])
+    known = values[np.isfinite(values)]
+    low, high = np.quantile(known, [0.25, 0.998]) if len(known) else (0.0, 1.0)
     last = min(places[-1][0], first + lines - 1)
     rows = last - first + 1
     width = (COLUMNS + MARGIN + 1) * ADVANCE * FONT_SIZE / 72

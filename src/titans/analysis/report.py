@@ -192,6 +192,7 @@ def _packed(values: np.ndarray, kind: str) -> object:
         return {"n": len(values), "all": to_plain(float(values[0]))}
     if kind == "f4":
         return {kind: _base64(values, kind)}
+    values = np.where(np.isfinite(values), values, np.nan)
     # Scaled by a power of two to the upper end of float16, which keeps eleven bits over 28 octaves.
     largest = float(np.nanmax(np.abs(values), initial=0.0))
     scale = 14 - int(np.frexp(largest)[1]) if largest else 0

@@ -56,7 +56,7 @@ class Limits:
     """Associations that are asked for again and again."""
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 0), ("bins", 2), ("reads", 2), ("probes", 2)):
+        for name, least in (("tokens", 1), ("bins", 2), ("reads", 2), ("probes", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
@@ -198,6 +198,12 @@ class _Tracer:
                 "token's surprise is measured at the initial memory, so nothing written here "
                 "could lower it."
             )
+        lost = [str(w.layer) for w, layer in self._watched() if layer.diverged]
+        if lost:
+            notes.append(
+                f"The memory of layer {', '.join(lost)} is not finite at the end: it diverged "
+                "while reading. Means below leave out what is not a number."
+            )
         if self._position > self._limits.tokens:
             notes.append(
                 f"The text has {self._position:,} tokens. Curves cover all of it; the first "
@@ -207,7 +213,7 @@ class _Tracer:
 
     def _read(self, block: Passage) -> None:
         room = max(0, self._limits.tokens - self._position)
-        self._kept_ids.append(block.ids[:room].cpu().numpy())
+        _keep(self._kept_ids, block.ids.cpu().numpy(), room)
         self._kept_texts += block.texts[:room]
         ids = block.ids.to(self._model.device)[None]
         logits, sizes, losses = [], [], []
@@ -244,8 +250,11 @@ class _Tracer:
         for layer, memory in self._memories():
             layer.look(number, self._position, memory)
 
+    def _watched(self) -> Iterator[tuple[Watched, "LayerRecorder"]]:
+        return zip(self._found, self._layers, strict=True)
+
     def _memories(self) -> Iterator[tuple["LayerRecorder", MemoryState]]:
-        for watched, layer in zip(self._found, self._layers, strict=True):
+        for watched, layer in self._watched():
             state = self._cache.blocks[watched.layer].memory
             assert state is not None
             yield layer, state.memory
@@ -272,6 +281,8 @@ class LayerRecorder:
         self._layer, self._memory, self._limits = layer, memory, limits
         self._heads = memory.num_heads
         self._position = 0
+        self.diverged = False
+        """Whether the last call's surprise was not finite."""
         self._kept: list[FloatArray] = []
         self._shares: list[FloatArray] = []
         self._curves = CurveBuilder((len(MEMORY_QUANTITIES) + 1) * self._heads, limits.bins)
@@ -284,8 +295,9 @@ class LayerRecorder:
         for call in calls:
             parts = (*call.surprise, *call.gates, call.written)
             values = torch.cat([part[0].float() for part in parts], dim=-1).cpu().numpy()
+            self.diverged = not np.isfinite(values).all()
             room = max(0, self._limits.tokens - self._position)
-            self._kept.append(values[:room])
+            _keep(self._kept, values, room)
             size = call.write_size[0].float().cpu().numpy()
             self._curves.add(np.concatenate([values, size], axis=1))
             self._forgetting.watch(call, self._position)
@@ -293,7 +305,7 @@ class LayerRecorder:
         if share is not None:
             shares = share.float().cpu().numpy()
             room = max(0, self._limits.tokens - (self._position - len(shares)))
-            self._shares.append(shares[:room])
+            _keep(self._shares, shares, room)
             self._share_curve.add(shares[:, None])
 
     def look(self, number: int, position: int, memory: MemoryState) -> None:
@@ -331,6 +343,12 @@ class LayerRecorder:
         )
 
 
+def _keep(kept: list, values: NDArray, room: int) -> None:
+    """Append the first `room` rows as a copy: a view, even an empty one, would hold all of them."""
+    if room > 0:
+        kept.append(values[:room].copy())
+
+
 class _Peaks:
     """The strongest writes so far, no two of them next to each other."""
 
@@ -339,7 +357,7 @@ class _Peaks:
 
     def add(self, block: Passage, start: int, sizes: FloatArray, losses: FloatArray) -> None:
         order = np.argsort(-sizes, kind="stable")[: 4 * PEAKS]
-        for place in order.tolist():
+        for place in order[np.isfinite(sizes[order])].tolist():
             first = max(0, place - CONTEXT)
             around = slice(first, place + CONTEXT + 1)
             peak = Peak(

@@ -39,8 +39,9 @@ class WorthRecorder:
         values = torch.cat([losses, right, losses[:, 1:] - losses[:, :1]], dim=1).cpu().numpy()
         if not known:
             values[0] = np.nan
-        self._kept.append(values[: self._room, :3].astype(np.float32))
-        self._room = max(0, self._room - len(values))
+        if self._room:
+            self._kept.append(values[: self._room, :3].astype(np.float32))
+            self._room = max(0, self._room - len(values))
         self._curves.add(values)
 
     def record(self) -> Worth:
