@@ -10,6 +10,7 @@ CASES: dict[str, dict[str, object]] = {
     "lmm": {"variant": "lmm"},
     "mac": {"variant": "mac"},
     "mac-product": {"variant": "mac", "mac_gate": "product"},
+    "mac-convex": {"variant": "mac", "mac_gate": "convex"},
     "mac-one-layer": {"variant": "mac", "memory_layers": [1]},
     "mac-uneven": {"variant": "mac", "chunk_size": 3, "segment_len": 7},
     "mag": {"variant": "mag"},

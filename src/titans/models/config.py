@@ -144,7 +144,7 @@ class TitansConfig(PreTrainedConfig):
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "variant": VARIANTS,
-    "mac_gate": ("normalised", "product"),
+    "mac_gate": ("convex", "normalised", "product"),
     "mag_gate": ("paper", "convex"),
     "memory_rule": ("titans", "ttt", "delta", "gated_delta"),
     "memory_gates": ("token", "chunk", "constant"),

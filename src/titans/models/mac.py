@@ -30,9 +30,11 @@ from titans.models.mixer import (
     Mixed,
     Mixer,
     build_attention,
+    build_convex_gate,
     build_memory,
     empty_slots,
     gate_with_memory,
+    mix_with_memory,
     remember,
 )
 from titans.models.report import MemoryReport
@@ -40,7 +42,8 @@ from titans.models.segments import Piece, fill_slots, plan_segments
 
 
 class MACMixer(Mixer):
-    """`o = norm(y) * sigmoid(norm(m))` (normalised), or `o = y * m` (product)."""
+    """`o = g a + (1 - g) m` with the attention a = y - S (convex), `o = norm(y) * sigmoid(norm(m))`
+    (normalised), or `o = y * m` (product)."""
 
     def __init__(self, config: TitansConfig, has_memory: bool = True) -> None:
         super().__init__(config)
@@ -55,6 +58,8 @@ class MACMixer(Mixer):
         if self.memory is not None and self.gate == "normalised":
             self.attention_norm = RMSNorm(dim, config.rms_norm_eps)
             self.memory_norm = RMSNorm(dim, config.rms_norm_eps)
+        if self.memory is not None and self.gate == "convex":
+            self.gate_proj = build_convex_gate(config)
 
     def initial_state(self, batch: int) -> BlockState:
         """Empty slots for the open segment, and the memory at its learned start."""
@@ -100,9 +105,9 @@ class MACMixer(Mixer):
             return Mixed(a, state, None)
         y = x + a
         if not use_memory:
-            return Mixed(self._combine(y, None), state, None)
+            return Mixed(self._combine(x, a, y, None), state, None)
         m, state, report = remember(self, y, state, piece.rows, write_mask)
-        return Mixed(self._combine(y, m), state, report)
+        return Mixed(self._combine(x, a, y, m), state, report)
 
     def _read(self, x: Tensor, state: BlockState, piece: Piece) -> tuple[Tensor, BlockState]:
         """h: what the memory, as it stood before the segment, knows about its tokens."""
@@ -135,7 +140,9 @@ class MACMixer(Mixer):
         attended = attend(queries, join(prefix, context, segment), mask)
         return self.attention.output(attended), state
 
-    def _combine(self, y: Tensor, m: Tensor | None) -> Tensor:
+    def _combine(self, x: Tensor, a: Tensor, y: Tensor, m: Tensor | None) -> Tensor:
+        if self.gate == "convex":
+            return mix_with_memory(x, a, m, self.gate_proj)
         if self.gate == "normalised":
             return gate_with_memory(y, m, self.attention_norm, self.memory_norm)
         return y if m is None else y * m

@@ -6,9 +6,8 @@ x ──┬── sliding-window attention over [P | x] ── a ──┐
 
 from dataclasses import replace
 
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from titans.layers.attention import KeyValues, slide, window_attention
 from titans.layers.norm import RMSNorm
@@ -20,9 +19,11 @@ from titans.models.mixer import (
     Mixed,
     Mixer,
     build_attention,
+    build_convex_gate,
     build_memory,
     empty_slots,
     gate_with_memory,
+    mix_with_memory,
     remember,
     write_prefix,
 )
@@ -47,9 +48,7 @@ class MAGMixer(Mixer):
             self.attention_norm = RMSNorm(dim, config.rms_norm_eps)
             self.memory_norm = RMSNorm(dim, config.rms_norm_eps)
         else:
-            self.gate_proj = nn.Linear(2 * dim, dim)
-            nn.init.normal_(self.gate_proj.weight, std=config.initializer_range)
-            nn.init.zeros_(self.gate_proj.bias)
+            self.gate_proj = build_convex_gate(config)
 
     def initial_state(self, batch: int) -> BlockState:
         """An empty window, and the memory after it has read the persistent vectors."""
@@ -90,7 +89,4 @@ class MAGMixer(Mixer):
     def _combine(self, x: Tensor, a: Tensor, m: Tensor | None) -> Tensor:
         if self.gate == "paper":
             return gate_with_memory(a, m, self.attention_norm, self.memory_norm)
-        if m is None:
-            return a
-        g = torch.sigmoid(self.gate_proj(torch.cat((x, m), dim=-1)))
-        return g * a + (1 - g) * m
+        return mix_with_memory(x, a, m, self.gate_proj)

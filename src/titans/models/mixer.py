@@ -157,3 +157,24 @@ def gate_with_memory(
     """`norm(y) * sigmoid(norm(m))`; a memory that is off counts as one that answers zero."""
     gate = 0.5 if m is None else torch.sigmoid(m_norm(m))
     return y_norm(y) * gate
+
+
+def build_convex_gate(config: TitansConfig) -> nn.Linear:
+    """The projection behind g in `mix_with_memory`; it starts at g = 1/2."""
+    proj = nn.Linear(2 * config.hidden_size, config.hidden_size)
+    nn.init.normal_(proj.weight, std=config.initializer_range)
+    nn.init.zeros_(proj.bias)
+    return proj
+
+
+def mix_with_memory(
+    x: Float[Tensor, "batch time dim"],
+    a: Float[Tensor, "batch time dim"],
+    m: Float[Tensor, "batch time dim"] | None,
+    gate_proj: nn.Linear,
+) -> Float[Tensor, "batch time dim"]:
+    """`g a + (1 - g) m`, g from x and m; attention alone where the memory is off."""
+    if m is None:
+        return a
+    g = torch.sigmoid(gate_proj(torch.cat((x, m), dim=-1)))
+    return g * a + (1 - g) * m
