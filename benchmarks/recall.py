@@ -33,6 +33,7 @@ from titans.evaluation.locomo import (
 from titans.evaluation.records import current_commit, machine_name
 from titans.recall import TextMemory, load_encoder
 from titans.recall.features import FEATURES
+from titans.recall.forget import files_of
 from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json, load_fusion
 from titans.recall.store import Passage, Row
 from titans.recall.text import terms
@@ -142,7 +143,10 @@ def _filled(folder: Path, size: int) -> Path:
 
 def _copy_of(path: Path) -> Path:
     """A copy to write to, so that every run begins with the same store."""
-    copy = Path(shutil.copy(path, path.with_name("copy.db")))
+    copy = path.with_name("copy.db")
+    for left in files_of(copy):  # of a run that was stopped: its log does not fit a new copy
+        left.unlink()
+    shutil.copy(path, copy)
     os.sync()  # else the disk is still busy with the copy while writes are timed
     return copy
 
@@ -273,6 +277,8 @@ def main() -> None:
     }[args.what]()
     if args.what in ("cost", "forget"):
         note = {"command": f"python benchmarks/recall.py {args.what}", "machine": machine_name()}
+        # Wall times mean what they say on an idle machine: this tells whether it was one.
+        note["load_average"] = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         report = {**note, "commit": current_commit(), **report}
         target = Path(__file__).parent / "results" / f"recall_{args.what}.json"
         target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
