@@ -56,7 +56,8 @@ class TitansConfig(PreTrainedConfig):
     num_persistent: int = 4
     """Persistent vectors per layer (N_p); mac, mag and mal."""
     mac_gate: str = "normalised"
-    """MAC output: normalised, `norm(y) * sigmoid(norm(m))`, or product, `y * m`."""
+    """MAC output: normalised, `norm(y) * sigmoid(norm(m))`; convex, `g a + (1 - g) m` with the
+    attention a = y - S; or product, `y * m`."""
     mag_gate: str = "paper"
     """MAG output: paper, `norm(a) * sigmoid(norm(m))`, or convex, `g a + (1 - g) m`."""
 
