@@ -68,7 +68,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
             use_forgetting=config.memory_forgetting,
             use_momentum=config.memory_momentum,
         ),
-        parts=_parts(config),
+        parts=Parts(conv_size=config.memory_conv_kernel, value_norm=config.memory_value_norm),
         init=config.memory_init,  # type: ignore[arg-type]
         options=ScanOptions(
             forget_towards=config.forget_towards,  # type: ignore[arg-type]
@@ -81,10 +81,6 @@ def _titans(config: TitansConfig) -> NeuralMemory:
     )
 
 
-def _parts(config: TitansConfig) -> Parts:
-    return Parts(conv_size=config.memory_conv_kernel, value_norm=config.memory_value_norm)
-
-
 def _ttt(config: TitansConfig) -> NeuralMemory:
     return NeuralMemory(
         config.hidden_size,
@@ -92,10 +88,9 @@ def _ttt(config: TitansConfig) -> NeuralMemory:
         head_dim=config.memory_head_dim,
         memory=MLP(depth=config.memory_depth, expansion=config.memory_expansion),
         chunk_size=config.chunk_size,
-        gates=GateSettings(
-            step_init=config.memory_step_init, use_forgetting=False, use_momentum=False
-        ),
-        parts=_parts(config),
+        # The published rate of TTT-MLP: 0.1 times a sigmoid.
+        gates=GateSettings(step_init=0.05, step_max=0.1, use_forgetting=False, use_momentum=False),
+        parts=Parts(conv_size=config.memory_conv_kernel, value_norm=None),
         options=ScanOptions(),
     )
 

@@ -269,7 +269,8 @@ class _Chunks:
         rest = base if self.options.forget_towards == "initial" else torch.zeros_like(base)
         by_size = 2 / error.square().sum(-1).clamp_min(tiny)
         gain = gradient.square().sum(-1) * by_size
-        limit = (self.options.step_limit * (1 - eta) / (theta * gain).clamp_min(tiny)).clamp_max(1.0)
+        largest = self.options.step_limit * (1 - eta)
+        limit = (largest / (theta * gain).clamp_min(tiny)).clamp_max(1.0)
         in_the_end = eta * (1 + momentum_to_come(eta))
         factors = []
         for t in range(theta.shape[1]):

@@ -109,7 +109,8 @@ def stabilise(
     assert options.step_limit is not None
     tiny = torch.finfo(theta.dtype).tiny
     twice_by_size = 2 / recall.deltas[-1].square().sum(-1).clamp_min(tiny)
-    limit = (options.step_limit * (1 - eta) / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
+    largest = options.step_limit * (1 - eta)
+    limit = (largest / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
     kernel = None
     for a, delta in zip(recall.inputs, recall.deltas, strict=True):
         layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
