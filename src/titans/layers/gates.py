@@ -25,7 +25,7 @@ class GateSettings:
     is never unlearned."""
     momentum_init: float = 0.5
     """Initial eta."""
-    step_init: float = 0.3
+    step_init: float = 0.1
     """Initial step: theta / (1 - eta), what a write comes to with the momentum that repeats it."""
     step_max: float = 1.0
     """Largest step."""

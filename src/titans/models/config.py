@@ -85,7 +85,7 @@ class TitansConfig(PreTrainedConfig):
     """Forgetting (alpha in eq. 13); False: alpha = 0."""
     memory_gates: str = "token"
     """Gates from each token, from a chunk's first token (chunk), or constant."""
-    memory_step_init: float = 0.3
+    memory_step_init: float = 0.1
     """Step size at the start of training: theta / (1 - eta)."""
     memory_forget_init: float = 5e-4
     """Forgetting (alpha) at the start; keep its inverse above the lengths trained on."""
