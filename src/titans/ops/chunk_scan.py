@@ -205,7 +205,7 @@ def group_backward(
         d_theta = d_theta * scale
     d_queries = by_read.queries + d_outputs if options.residual else by_read.queries
     found = [uncut_rows(d, count) for d in (d_queries, d_keys, d_values, d_alpha, d_eta, d_theta)]
-    return GroupGrads(Tokens(*found, None), d_packed, d_start, d_base)
+    return GroupGrads(Tokens(*found, None), d_packed, d_start, d_base)  # pyright: ignore[reportCallIssue]
 
 
 class _WritesBackward:

@@ -47,7 +47,7 @@ def join_tuples(parts: list[TupleOfTensors]) -> TupleOfTensors:
         join_lists(list(same)) if isinstance(same[0], list) else join_chunks(same)
         for same in zip(*parts, strict=True)
     ]
-    return type(parts[0])(*fields)
+    return type(parts[0])(*fields)  # pyright: ignore[reportArgumentType]
 
 
 def join_or_none(parts: list[Tensor | None]) -> Tensor | None:
@@ -84,4 +84,4 @@ def part_of_tuple(joined: TupleOfTensors, number: int, count: int) -> TupleOfTen
         else chunk_part(field, number, count)
         for field in joined
     ]
-    return type(joined)(*fields)
+    return type(joined)(*fields)  # pyright: ignore[reportArgumentType]
