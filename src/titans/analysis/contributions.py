@@ -3,7 +3,7 @@
 The output is written as a sum of two parts, one of which is what the layer would give with the
 memory switched off:
 
-    MAG, convex                 g a            + (1 - g) m
+    MAG and MAC, convex         g a            + (1 - g) m
     MAG, paper; MAC, normalised norm(a) / 2    + norm(a) (sigmoid(norm(m)) - 1/2)
                                 attention        memory
 
@@ -21,7 +21,7 @@ from titans.models.mixer import Mixer
 
 
 @dataclass
-class Parts:
+class PartOutputs:
     """Outputs of the modules that the two parts are made of, call by call."""
 
     outputs: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Parts:
         self.outputs.clear()
 
 
-def watch_parts(mixer: Mixer, parts: Parts) -> list[RemovableHandle]:
+def watch_parts(mixer: Mixer, parts: PartOutputs) -> list[RemovableHandle]:
     """Note the outputs that `memory_share` needs; nothing where there is no such sum."""
     watched: dict[str, nn.Module] = {}
     if hasattr(mixer, "attention_norm"):
@@ -46,7 +46,7 @@ def watch_parts(mixer: Mixer, parts: Parts) -> list[RemovableHandle]:
     return [_watch(module, name, parts) for name, module in watched.items()]
 
 
-def memory_share(mixer: Mixer, parts: Parts) -> Tensor | None:
+def memory_share(mixer: Mixer, parts: PartOutputs) -> Tensor | None:
     """The memory's share in the layer's output at every token, `[time]`."""
     if not parts.outputs:
         return None
@@ -61,7 +61,7 @@ def memory_share(mixer: Mixer, parts: Parts) -> Tensor | None:
     return ours / (ours + theirs).clamp_min(torch.finfo(ours.dtype).tiny)
 
 
-def _watch(module: nn.Module, name: str, parts: Parts) -> RemovableHandle:
+def _watch(module: nn.Module, name: str, parts: PartOutputs) -> RemovableHandle:
     def note(module: nn.Module, args: tuple, output: object) -> None:
         first = output[0] if isinstance(output, tuple) else output
         assert isinstance(first, Tensor)

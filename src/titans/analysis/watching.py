@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from titans.analysis.contributions import Parts, memory_share, watch_parts
+from titans.analysis.contributions import PartOutputs, memory_share, watch_parts
 from titans.layers.memory import NeuralMemory
 from titans.layers.memory_state import NeuralMemoryState
 from titans.models import TitansForCausalLM
@@ -47,7 +47,7 @@ class Watched:
     mixer: Mixer
     calls: list[Call]
     """In the order of the text (MAC calls its memory once per segment)."""
-    parts: Parts
+    parts: PartOutputs
 
     def take(self) -> tuple[list[Call], Tensor | None]:
         """The calls since the last time, and the memory's share in the layer's output, `[time]`."""
@@ -89,7 +89,7 @@ def memories(model: TitansForCausalLM) -> list[Watched]:
         mixer = block.mixer
         assert isinstance(mixer, Mixer)
         if mixer.memory is not None:
-            found.append(Watched(number, mixer.memory, mixer, [], Parts()))
+            found.append(Watched(number, mixer.memory, mixer, [], PartOutputs()))
     return found
 
 

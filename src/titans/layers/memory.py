@@ -57,6 +57,13 @@ class Parts:
     bias: bool = False
     """Biases in the query, key and value projections."""
 
+    def __post_init__(self) -> None:
+        if self.value_norm is not None and not self.value_norm > 0:
+            raise ValueError(
+                f"value_norm must be above 0, or None to leave values as they are; "
+                f"got {self.value_norm}"
+            )
+
 
 class NeuralMemory(nn.Module):
     """A memory whose weights learn while it reads.

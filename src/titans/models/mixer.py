@@ -1,5 +1,6 @@
 """What the token mixers of all variants share: a memory, its mode, and a state to carry on."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -32,7 +33,7 @@ class Mixed(NamedTuple):
     """None where the layer has no memory, or it is off."""
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """Base of the token mixers: `out, state, report = mixer(x, state, rows, write_mask)`.
 
     x is the block's normalised input; the residual is the block's business.
@@ -57,10 +58,11 @@ class Mixer(nn.Module):
             acting = None if self.training else threshold
             self.memory.options = replace(self.memory.options, write_threshold=acting)
 
+    @abstractmethod
     def initial_state(self, batch: int) -> BlockState:
         """The state before the first token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(
         self,
         x: Float[Tensor, "batch time dim"],
@@ -69,7 +71,6 @@ class Mixer(nn.Module):
         write_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> Mixed:
         """Mix tokens; `write_mask` is False where the memory must not be written."""
-        raise NotImplementedError
 
 
 def build_attention(config: TitansConfig) -> Attention:
