@@ -73,7 +73,7 @@ def test_means_are_those_that_the_model_reports(case: str) -> None:
     json.dumps(to_plain(found), allow_nan=False)
 
 
-GATED_MAC = ("mac", "mac-one-layer", "mac-uneven", "mac-predictive")
+GATED_MAC = ("mac", "mac-convex", "mac-one-layer", "mac-uneven", "mac-predictive")
 
 
 def same_tokens(one: Trace, other: Trace) -> None:
