@@ -17,7 +17,7 @@ from titans.errors import StateError
 from titans.layers.gates import GateSettings, MemoryGates
 from titans.layers.memory_networks import MLP
 from titans.layers.memory_state import NeuralMemoryState
-from titans.layers.norm import RMSNorm
+from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
@@ -29,7 +29,7 @@ STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
 """The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
 dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
 
-PIECE_TOKENS = 8192
+PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
 
 
@@ -276,11 +276,12 @@ class NeuralMemory(nn.Module):
         if time <= size:
             return self._run(x, state, count, write_mask, want_surprise)
         outputs, surprises = [], []
-        for begin in range(0, time, size):
-            part = slice(begin, begin + size)
+        # Split, not sliced: a slice's derivative is as long as the whole input.
+        for number, part in enumerate(x.split(size, dim=1)):
+            begin = number * size
             left = None if count is None else (count - begin).clamp(0, size)
-            writes = None if write_mask is None else write_mask[:, part]
-            y, state, surprise = self._run(x[:, part], state, left, writes, want_surprise)
+            writes = None if write_mask is None else write_mask[:, begin : begin + size]
+            y, state, surprise = self._run(part, state, left, writes, want_surprise)
             outputs.append(y)
             surprises.append(surprise)
         together = None
@@ -379,8 +380,8 @@ class NeuralMemory(nn.Module):
         heads = raw.unflatten(-1, (self.num_heads, self.head_dim))
         if name == "value":
             length = self.parts.value_norm
-            return heads if length is None else nn.functional.normalize(heads, dim=-1) * length
-        return nn.functional.normalize(heads, dim=-1) if self.parts.normalize else heads
+            return heads if length is None else fixed_length(heads, length)
+        return fixed_length(heads) if self.parts.normalize else heads
 
     def _output(self, out: Tensor, x: Tensor) -> Tensor:
         """Norm -> gate -> projection (section 4.4)."""

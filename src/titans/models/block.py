@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from titans.layers.feed_forward import FeedForward
 from titans.layers.norm import RMSNorm
 from titans.layers.rows import Rows
+from titans.layers.short_conv import ShortConv, next_tail
 from titans.models.baselines import FullAttentionMixer, WindowMixer
 from titans.models.cache import BlockState
 from titans.models.config import TitansConfig
@@ -41,13 +42,15 @@ class BlockOutput(NamedTuple):
 
 
 class Block(nn.Module):
-    """`x + mixer(norm(x))`, then `x + feed_forward(norm(x))`."""
+    """`x + mixer(conv(norm(x)))`, then `x + feed_forward(norm(x))`."""
 
     def __init__(self, config: TitansConfig, layer: int) -> None:
         super().__init__()
         dim = config.hidden_size
         has_memory = config.layer_has_memory(layer)
         self.mixer_norm = RMSNorm(dim, config.rms_norm_eps)
+        size = config.mixer_conv_kernel
+        self.mixer_conv = ShortConv(dim, size) if size else None
         self.mixer = MIXERS[config.variant](config, has_memory)
         self.feed_forward_norm = RMSNorm(dim, config.rms_norm_eps)
         self.feed_forward = FeedForward(
@@ -61,10 +64,13 @@ class Block(nn.Module):
     def initial_state(self, batch: int) -> BlockState:
         """The state before the first token."""
         state = self.mixer.initial_state(batch)
-        if self.predictor is None:
-            return state
-        weight = self.predictor.proj.weight
-        return replace(state, last_input=weight.new_zeros(batch, 1, weight.shape[1]))
+        weight = self.mixer_norm.weight
+        if self.mixer_conv is not None:
+            past = self.mixer_conv.size - 1
+            state = replace(state, mixer_tail=weight.new_zeros(batch, past, len(weight)))
+        if self.predictor is not None:
+            state = replace(state, last_input=weight.new_zeros(batch, 1, len(weight)))
+        return state
 
     def forward(
         self,
@@ -75,6 +81,11 @@ class Block(nn.Module):
     ) -> BlockOutput:
         """Mix tokens, then channels. `embedded` are the model's input embeddings."""
         h = self.mixer_norm(x)
+        if self.mixer_conv is not None:
+            tail = state.mixer_tail
+            assert tail is not None
+            state = replace(state, mixer_tail=next_tail(h, tail, rows.lengths))
+            h = self.mixer_conv(h, tail)
         write_mask, predictor_loss = None, None
         if self.predictor is not None and self.mixer.memory_mode == "live":
             assert state.last_input is not None

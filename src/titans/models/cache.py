@@ -37,6 +37,7 @@ LAYOUT_FIELDS = (
     "memory_head_dim",
     "memory_depth",
     "memory_expansion",
+    "mixer_conv_kernel",
     "memory_conv_kernel",
     "memory_rule",
     "write_gate",
@@ -69,6 +70,8 @@ class BlockState:
     """MAC: the memory's weights before the open segment; they answer that segment's tokens."""
     last_input: Tensor | None = None
     """Predictive write gate: this layer's input at the last token, `[batch, 1, dim]`."""
+    mixer_tail: Tensor | None = None
+    """The last inputs of the convolution before the mixer, `[batch, past, dim]`."""
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "BlockState":
         """Apply `fn` to every tensor."""
@@ -116,7 +119,7 @@ class BlockState:
                 return NeuralMemoryState.from_named_tensors(group)
             if part == "segment_weights":
                 return tuple(group[str(i)] for i in range(len(group)))
-            if part == "last_input":
+            if part in ("last_input", "mixer_tail"):
                 return group["tensor"]
             return KeyValues(group["keys"], group["values"])
 

@@ -55,6 +55,8 @@ class TitansConfig(PreTrainedConfig):
     """MAC: tokens per segment (C in the paper)."""
     num_persistent: int = 4
     """Persistent vectors per layer (N_p); mac, mag and mal."""
+    mixer_conv_kernel: int = 0
+    """Width of a causal convolution over what each mixer reads; 0: none."""
     mac_gate: str = "normalised"
     """MAC output: normalised, `norm(y) * sigmoid(norm(m))`; convex, `g a + (1 - g) m` with the
     attention a = y - S; or product, `y * m`."""

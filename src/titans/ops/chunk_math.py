@@ -257,14 +257,20 @@ def _scaled_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def carry_state(
-    packed: list[Tensor], recall: Recall, mixed: Coefficients, theta: Tensor
+    packed: list[Tensor],
+    recall: Recall,
+    mixed: Coefficients,
+    theta: Tensor,
+    into: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Weights and momentum after the chunk's last token (eq. 13, 14)."""
+    """Weights and momentum after the chunk's last token (eq. 13, 14), put `into` there if given."""
     write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
     beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
     after = []
-    for both, a, delta in zip(packed, recall.inputs, recall.deltas, strict=True):
-        moved = both * _halves(beta, carry, both)
+    for layer, both in enumerate(packed):
+        a, delta = recall.inputs[layer], recall.deltas[layer]
+        halves = _halves(beta, carry, both)
+        moved = both * halves if into is None else torch.mul(both, halves, out=into[layer])
         weight, momentum = moved.chunk(2, dim=-1)[0], both.chunk(2, dim=-1)[1]
         weight.addcmul_(momentum, u)
         after.append(moved.baddbmm_(delta.mT, _scaled_pair(a, write, push), alpha=-1))

@@ -35,8 +35,8 @@ class GroupResult(NamedTuple):
 
     outputs: Tensor
     packed: list[Tensor]
-    memories: list[list[Tensor]]
-    """The memory before each chunk."""
+    memories: list[Tensor]
+    """The memory before each chunk, per layer, as joined rows."""
     active: Tensor | None
     """Which tokens were not no-ops after all; None if none was."""
     scale: Tensor | None
@@ -77,14 +77,19 @@ def write_chunk(
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
+    mixed: cm.Coefficients | None,
+    into: list[Tensor] | None,
 ) -> tuple[Written, list[Tensor]]:
-    """Write one chunk; also give the memory after it."""
+    """Write one chunk; also give the memory after it, which is put `into` there if given.
+
+    `mixed` is None where it hangs on what the tokens meet, and is made here.
+    """
     biased, options = list(plan.biased), plan.options
     at = chunk_start(packed, base) if start is None else start
     recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
-    alpha, eta = acting_gates(tokens, verdict.active)
-    mixed = cm.coefficients(alpha, eta, verdict.active)
+    if mixed is None:
+        mixed = cm.coefficients(*acting_gates(tokens, verdict.active), verdict.active)
     scale, squared = verdict.scale, verdict.grad_norm_squared
     theta = tokens.theta if scale is None else tokens.theta * scale
     if options.step_limit is not None:
@@ -93,7 +98,7 @@ def write_chunk(
         factor = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
         scale = factor if scale is None else scale * factor
         theta = theta * factor
-    after = cm.carry_state(packed, recall, mixed, theta)
+    after = cm.carry_state(packed, recall, mixed, theta, into)
     norm = squared.sqrt() if plan.want_surprise and squared is not None else None
     return Written(recall, mixed, theta, verdict.active, scale, verdict.loss, norm), after
 
@@ -108,32 +113,79 @@ def group_forward(
 ) -> GroupResult:
     """Write `count` chunks of one length, one after the other, and read them all at once."""
     length = tokens.keys.shape[1] // count
-    written, memories = [], []
+    written = []
+    mixed = _known_coefficients(tokens, count, plan.options)
+    memories = _Memories(packed, count)
     for number in range(count):
-        memories.append(packed)
         part = tokens.slice(number * length, (number + 1) * length)
-        found, packed = write_chunk(part, packed, start, base, plan)
+        given = None if mixed is None else part_of_tuple(mixed, number, count)
+        found, packed = write_chunk(part, packed, start, base, plan, given, memories.place())
+        memories.add(packed)
         written.append(found)
+    before = memories.joined()
     recall = join_tuples([w.recall for w in written])
-    mixed = join_tuples([w.mixed for w in written])
+    mixed = join_tuples([w.mixed for w in written]) if mixed is None else mixed
     theta = join_chunks([w.theta for w in written])
     queries = cut_rows(tokens.queries, count)
     rows = cm.read_rows(mixed, theta, plan.options)
     read = cm.read_memory(
-        queries, recall, rows, join_lists(memories), repeat_rows(base, count), list(plan.biased)
+        queries, recall, rows, before, repeat_rows(base, count), list(plan.biased)
     )
     outputs = read.pre[-1] + queries if plan.options.residual else read.pre[-1]
     kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar)
     return GroupResult(
         uncut_rows(outputs, count),
         packed,
-        memories,
+        before,
         join_or_none([w.active for w in written]),
         join_or_none([w.scale for w in written]),
         cat_or_none([w.loss for w in written]),
         cat_or_none([w.grad_norm for w in written]),
         kept,
     )
+
+
+class _Memories:
+    """The memory before each chunk of a group, laid out as joined rows from the start.
+
+    They are the largest tensors of a scan: to join them afterwards would copy them all.
+    """
+
+    def __init__(self, packed: list[Tensor], count: int) -> None:
+        self.found, self.count = [packed], count
+        self.rows: list[Tensor] | None = None
+        # Compiled code plans its own memory.
+        if count > 1 and not torch.compiler.is_compiling():
+            self.rows = [p.new_empty(count * p.shape[0], *p.shape[1:]) for p in packed]
+            for row, p in zip(self.rows, packed, strict=True):
+                chunk_part(row, 0, count).copy_(p)
+
+    def place(self) -> list[Tensor] | None:
+        """Where the memory after the next chunk belongs; None: anywhere."""
+        number = len(self.found)
+        if self.rows is None or number == self.count:
+            return None
+        return [chunk_part(row, number, self.count) for row in self.rows]
+
+    def add(self, packed: list[Tensor]) -> None:
+        """The memory after a chunk."""
+        self.found.append(packed)
+
+    def joined(self) -> list[Tensor]:
+        """The memory before each chunk."""
+        return join_lists(self.found[: self.count]) if self.rows is None else self.rows
+
+
+def _known_coefficients(tokens: Tokens, count: int, options: ScanOptions) -> cm.Coefficients | None:
+    """The coefficients of all chunks of a group, unless surprise decides which tokens act."""
+    if options.surprise_threshold is not None and options.skip_unsurprising:
+        return None
+    alpha, eta, active = (
+        None if gate is None else cut_rows(gate, count)
+        for gate in (*acting_gates(tokens, tokens.active), tokens.active)
+    )
+    assert alpha is not None and eta is not None
+    return cm.coefficients(alpha, eta, active)
 
 
 class GroupGrads(NamedTuple):
@@ -160,7 +212,8 @@ def group_backward(
     tokens: Tokens,
     scale: Tensor | None,
     kept: cm.Kept,
-    memories: list[list[Tensor]],
+    memories: list[Tensor],
+    count: int,
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
@@ -169,7 +222,7 @@ def group_backward(
 
     `tokens.active` and `scale` are those that `group_forward` arrived at, as joined rows.
     """
-    biased, options, count = list(plan.biased), plan.options, len(memories)
+    biased, options = list(plan.biased), plan.options
     cut = Tokens(*(None if t is None else cut_rows(t, count) for t in tokens[:6]), tokens.active)  # type: ignore[arg-type]
     recall = cm.restore_recall(cut.keys, kept, biased, options)
     alpha, eta = acting_gates(cut, cut.active)
@@ -179,11 +232,11 @@ def group_backward(
     read = cm.restore_read(cut.queries, kept, biased)
     d_outputs = cut_rows(grads.outputs, count)
     by_read = cm.read_memory_backward(
-        d_outputs, read, recall, rows, join_lists(memories), repeat_rows(base, count), biased
+        d_outputs, read, recall, rows, memories, repeat_rows(base, count), biased
     )
     d_base = None
     if by_read.base is not None:
-        d_base = [b.unflatten(0, (-1, count)).sum(1) for b in by_read.base]
+        d_base = [b.unflatten(0, (count, -1)).sum(0) for b in by_read.base]
 
     writes = _WritesBackward(by_read, recall, mixed, theta, base, plan, count)
     d_packed, d_start = grads.packed, grads.start
@@ -191,7 +244,8 @@ def group_backward(
         loss = None
         if grads.loss is not None:
             loss = chunk_part(cut_rows(grads.loss, count), number, count)
-        d_packed, d_start = writes.chunk(number, memories[number], start, d_packed, d_start, loss)
+        before = [chunk_part(m, number, count) for m in memories]
+        d_packed, d_start = writes.chunk(number, before, start, d_packed, d_start, loss)
         if start is None and d_start is not None:
             _add_start(d_packed, d_base, d_start)
             d_start = None
@@ -328,8 +382,8 @@ class Border(NamedTuple):
 
     begin: int
     packed: list[Tensor]
-    memories: list[list[Tensor]] | None
-    """The memory before each chunk; None where it is to be replayed."""
+    memories: list[Tensor] | None
+    """The memory before each chunk, as joined rows; None where it is to be replayed."""
     active: Tensor | None
     scale: Tensor | None
     kept: cm.Kept
@@ -361,7 +415,8 @@ class ChunkScan(torch.autograd.Function):
                 borders.append(
                     Border(begin, packed, memories, found.active, found.scale, found.kept)
                 )
-            packed, last, begin = found.packed, found.memories[-1], end
+            last = [chunk_part(m, len(group) - 1, len(group)) for m in found.memories]
+            packed, begin = found.packed, end
             outputs.append(found.outputs)
             losses.append(found.loss)
             norms.append(found.grad_norm)
@@ -408,6 +463,7 @@ class ChunkScan(torch.autograd.Function):
                 border.scale,
                 border.kept,
                 memories,
+                len(group),
                 given,
                 base,
                 plan,

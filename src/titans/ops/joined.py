@@ -1,6 +1,7 @@
 """Several chunks as one stack of rows: how reads of small chunks share their matmuls.
 
-A chunk is `[n ...]` with n = batch x heads; `count` chunks joined are `[n*count ...]`.
+A chunk is `[n ...]` with n = batch x heads; `count` chunks joined are `[count*n ...]`, one chunk
+after the other, so that each is a slice of the stack.
 """
 
 from collections.abc import Sequence
@@ -13,22 +14,22 @@ from titans.ops.chunk_math import Coefficients, Recall
 
 
 def cut_rows(tokens: Tensor, count: int) -> Tensor:
-    """`[n count*b ...]` -> `[n*count b ...]`."""
+    """`[n count*b ...]` -> `[count*n b ...]`."""
     if count == 1:
         return tokens
-    return tokens.unflatten(1, (count, -1)).flatten(0, 1)
+    return tokens.unflatten(1, (count, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def uncut_rows(rows: Tensor, count: int) -> Tensor:
     """The inverse of `cut_rows`."""
     if count == 1:
         return rows
-    return rows.unflatten(0, (-1, count)).flatten(1, 2)
+    return rows.unflatten(0, (count, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def join_chunks(parts: Sequence[Tensor]) -> Tensor:
-    """Chunks `[n ...]` -> `[n*count ...]`."""
-    return parts[0] if len(parts) == 1 else torch.stack(tuple(parts), dim=1).flatten(0, 1)
+    """Chunks `[n ...]` -> `[count*n ...]`."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def join_lists(parts: list[list[Tensor]]) -> list[Tensor]:
@@ -63,15 +64,16 @@ def cat_or_none(parts: list[Tensor | None]) -> Tensor | None:
 
 
 def repeat_rows(base: list[Tensor] | None, count: int) -> list[Tensor] | None:
-    """Every row `count` times."""
+    """All rows `count` times, once for every chunk."""
     if base is None or count == 1:
         return base
-    return [b[:, None].expand(-1, count, *b.shape[1:]).flatten(0, 1) for b in base]
+    return [b.expand(count, *b.shape).flatten(0, 1) for b in base]
 
 
 def chunk_part(joined: Tensor, number: int, count: int) -> Tensor:
     """Chunk `number` out of joined rows, a view `[n ...]`."""
-    return joined if count == 1 else joined.unflatten(0, (-1, count))[:, number]
+    rows = joined.shape[0] // count
+    return joined if count == 1 else joined[number * rows : (number + 1) * rows]
 
 
 def part_of_tuple(joined: TupleOfTensors, number: int, count: int) -> TupleOfTensors:
