@@ -21,11 +21,11 @@ WITH_MEMORY = (
     "lmm",
     "mac",
     "mac-product",
-    "mac-convex",
+    "mac-normalised",
     "mac-one-layer",
     "mac-uneven",
     "mag",
-    "mag-convex",
+    "mag-paper",
     "mag-chunk-gates",
     "mal",
     "mal-bare",
@@ -73,7 +73,7 @@ def test_means_are_those_that_the_model_reports(case: str) -> None:
     json.dumps(to_plain(found), allow_nan=False)
 
 
-GATED_MAC = ("mac", "mac-convex", "mac-one-layer", "mac-uneven", "mac-predictive")
+GATED_MAC = ("mac", "mac-normalised", "mac-one-layer", "mac-uneven", "mac-predictive")
 
 
 def same_tokens(one: Trace, other: Trace) -> None:
@@ -117,7 +117,7 @@ def test_a_trace_is_the_same_whatever_the_mode_was() -> None:
 
 def test_share_of_the_memory_adds_up() -> None:
     """Output = attention's part + memory's part, for the paper's gate and the convex one."""
-    for case in ("mag", "mag-convex"):
+    for case in ("mag", "mag-paper"):
         model = tiny_model(case)
         mixer = model.model.layers[0].mixer
         seen: dict[str, torch.Tensor] = {}
@@ -128,7 +128,7 @@ def test_share_of_the_memory_adds_up() -> None:
             model.set_memory_mode("off")
             m = seen["m"]
             live = seen["o"]
-            if case == "mag":
+            if case == "mag-paper":
                 model(ids()[None])
                 attention = seen["o"]
             else:

@@ -9,7 +9,7 @@ from titans.models.generation import Sampling, choose, continue_from, read
 GREEDY = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
 
 
-@pytest.mark.parametrize("case", [*VARIANTS, "mag-convex", "mac-one-layer", "mac-predictive"])
+@pytest.mark.parametrize("case", [*VARIANTS, "mag-paper", "mac-one-layer", "mac-predictive"])
 def test_cached_generation_equals_uncached_with_left_padded_prompts(case: str) -> None:
     model, ids = tiny_model(case), tiny_tokens(batch=3, time=21)
     mask = torch.ones_like(ids)

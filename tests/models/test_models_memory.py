@@ -109,7 +109,7 @@ def test_predictor_learns_and_touches_nothing_else() -> None:
     }
 
 
-@pytest.mark.parametrize("case", [*VARIANTS, "mag-convex"])
+@pytest.mark.parametrize("case", [*VARIANTS, "mag-paper"])
 def test_overfits_a_small_batch(case: str) -> None:
     model = tiny_model(case, dtype=torch.float32, hidden_size=32, initializer_range=0.05).train()
     ids = tiny_tokens(batch=2, time=20)

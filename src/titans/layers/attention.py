@@ -43,8 +43,12 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(dim, dim, bias=False)
         self.v_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+        for linear in (self.v_proj, self.o_proj):
             nn.init.normal_(linear.weight, std=init_std)
+        # Keys start as the queries: each token finds itself and its like, not the average of all.
+        nn.init.normal_(self.q_proj.weight, std=dim**-0.5)
+        with torch.no_grad():
+            self.k_proj.weight.copy_(self.q_proj.weight)
 
     def queries(
         self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "batch time"]

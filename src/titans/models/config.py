@@ -55,13 +55,14 @@ class TitansConfig(PreTrainedConfig):
     """MAC: tokens per segment (C in the paper)."""
     num_persistent: int = 4
     """Persistent vectors per layer (N_p); mac, mag and mal."""
-    mixer_conv_kernel: int = 0
-    """Width of a causal convolution over what each mixer reads; 0: none."""
-    mac_gate: str = "normalised"
-    """MAC output: normalised, `norm(y) * sigmoid(norm(m))`; convex, `g a + (1 - g) m` with the
-    attention a = y - S; or product, `y * m`."""
-    mag_gate: str = "paper"
-    """MAG output: paper, `norm(a) * sigmoid(norm(m))`, or convex, `g a + (1 - g) m`."""
+    mixer_conv_kernel: int | None = None
+    """Width of a causal convolution over what each mixer reads, 0 is none; None: 4 for mac, mag and
+    mal, whose attention could not tell neighbours otherwise, and 0 for the rest."""
+    mac_gate: str = "convex"
+    """MAC output: convex, `g a + (1 - g) m` with the attention a = y - S; normalised,
+    `norm(y) * sigmoid(norm(m))`; or product, `y * m`. Measured: docs/log/models.md."""
+    mag_gate: str = "convex"
+    """MAG output: convex, `g a + (1 - g) m`, or paper, `norm(a) * sigmoid(norm(m))`."""
 
     memory_layers: list[int] | None = None
     """Layers that have a memory, counted from 0; None: all of them."""
@@ -123,6 +124,8 @@ class TitansConfig(PreTrainedConfig):
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
         if self.embedding_init_std is None:
             self.embedding_init_std = self.initializer_range if self.tie_word_embeddings else 0.1
+        if self.mixer_conv_kernel is None:
+            self.mixer_conv_kernel = 4 if self.variant in ("mac", "mag", "mal") else 0
         if self.memory_num_heads is None:
             self.memory_num_heads = self.num_attention_heads
         if self.memory_head_dim is None:
@@ -188,8 +191,9 @@ def _check(config: TitansConfig) -> None:
     for name in _POSITIVE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)}")
-    if config.num_persistent < 0:
-        raise ConfigError(f"num_persistent must be 0 or more, got {config.num_persistent}")
+    for name in ("num_persistent", "mixer_conv_kernel", "memory_conv_kernel"):
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name} must be 0 or more, got {getattr(config, name)}")
     if config.hidden_size % config.num_attention_heads:
         raise ConfigError(
             f"hidden_size ({config.hidden_size}) must be a multiple of num_attention_heads "

@@ -34,7 +34,8 @@ class MALMixer(Mixer):
         self.window = config.window
         self.memory = build_memory(config) if has_memory else None
         self.memory_norm = RMSNorm(dim, config.rms_norm_eps) if has_memory else None
-        self.attention = build_attention(config)
+        # The memory is heard through the attention alone, so that passes on what it gets.
+        self.attention = build_attention(config, init_std=dim**-0.5)
         self.persistent = (
             PersistentMemory(config.num_persistent, dim) if config.num_persistent else None
         )
