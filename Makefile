@@ -55,7 +55,10 @@ bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/stability.py repeat
-	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/models.py cost
+	$(BIN)/python benchmarks/models.py stream
+	$(BIN)/python benchmarks/models.py writes
+	$(BIN)/python benchmarks/models.py plot
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

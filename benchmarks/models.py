@@ -1,6 +1,7 @@
 """Cost of the models against a key-value-cache Transformer of equal parameters, on one core.
 
-    python benchmarks/models.py cost --size small --variants mac lmm transformer
+    python benchmarks/models.py cost                      # all variants of size tiny
+    python benchmarks/models.py cost --size small --variants mac transformer
     python benchmarks/models.py stream --variant mac --tokens 1000000
     python benchmarks/models.py writes --variant lmm
     python benchmarks/models.py plot
@@ -12,9 +13,11 @@ written, a tenth of them, and none. Results are added to benchmarks/results/mode
 
 import argparse
 import json
+import math
 import platform
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -42,33 +45,37 @@ def model_of(size: str, variant: str) -> TitansForCausalLM:
 
 
 @torch.no_grad()
-def prefill_curve(model: TitansForCausalLM, lengths: list[int]) -> dict[int, float]:
-    """Tokens per second to read a prompt of each length."""
+def curves(model: TitansForCausalLM, prefill: list[int], decode: list[int]) -> dict[str, object]:
+    """Tokens per second to read a prompt of each length, and to go on after a context of each.
+
+    Models of constant state read one long text and are timed on the way. The Transformer reads each
+    prompt in one call, its best way, and decodes after a cache of made-up keys and values.
+    """
+    reading: dict[int, float] = {}
+    going_on: dict[int, float] = {}
     if model.config.variant == "transformer":
-        return {n: n / _time(lambda n=n: _read(model, model.new_cache(1), n, n)) for n in lengths}
-    cache, read, spent, curve = model.new_cache(1), 0, 0.0, {}
-    for length in sorted(lengths):
-        todo = length - read
-        spent += _time(lambda todo=todo: _read(model, cache, todo, PIECE))
-        read, curve[length] = length, length / spent
-    return curve
+        reading = {
+            n: n / _time(lambda n=n: _read(model, model.new_cache(1), n, n)) for n in prefill
+        }
+        going_on = {n: _decode_speed(model, _filled_cache(model, n)) for n in decode}
+    else:
+        cache, read, spent = model.new_cache(1), 0, 0.0
+        for length in sorted({*prefill, *decode}):
+            todo = length - read
+            spent += _time(lambda todo=todo: _read(model, cache, todo, PIECE))
+            read = length
+            if length in prefill:
+                reading[length] = length / spent
+            if length in decode:
+                going_on[length] = _decode_speed(model, cache.fork())
+    return {"prefill_tokens_per_second": reading, "decode_tokens_per_second": going_on}
 
 
-@torch.no_grad()
-def decode_curve(model: TitansForCausalLM, contexts: list[int]) -> dict[int, float]:
-    """Tokens per second after a context of each length (median over tokens)."""
-    cache, curve = model.new_cache(1), {}
+def _decode_speed(model: TitansForCausalLM, cache: TitansCache) -> float:
+    """Tokens per second, one at a time (median)."""
     token = torch.zeros(1, 1, dtype=torch.long)
-    for context in sorted(contexts):
-        if model.config.variant == "transformer":
-            cache = _filled_cache(model, context)
-        else:
-            _read(model, cache, context - int(cache.position[0]), PIECE)
-        times = [
-            _time(lambda c=cache: model(token, past_key_values=c)) for _ in range(DECODE_TOKENS)
-        ]
-        curve[context] = 1 / median(times)
-    return curve
+    times = [_time(lambda: model(token, past_key_values=cache)) for _ in range(DECODE_TOKENS)]
+    return 1 / median(times)
 
 
 def _read(model: TitansForCausalLM, cache: TitansCache, tokens: int, piece: int) -> None:
@@ -112,11 +119,36 @@ def cost(args: argparse.Namespace) -> dict[str, object]:
         found[variant] = {
             "parameters": count_parameters(model.config),
             "state_bytes": model.new_cache(1).num_bytes,
-            "prefill_tokens_per_second": prefill_curve(model, args.prefill),
-            "decode_tokens_per_second": decode_curve(model, args.decode),
+            **curves(model, args.prefill, args.decode),
         }
         print(json.dumps({variant: found[variant]}), flush=True)
     return {"size": args.size, "variants": found}
+
+
+def against_transformer(variants: dict[str, dict]) -> dict[str, object]:
+    """Per variant and way: the ratio of speeds at each length, and from where it is above one."""
+    found: dict[str, object] = {}
+    for variant, ours in variants.items():
+        if variant == "transformer" or "transformer" not in variants:
+            continue
+        for way in ("prefill", "decode"):
+            name = f"{way}_tokens_per_second"
+            theirs = {int(n): speed for n, speed in variants["transformer"][name].items()}
+            ratio = {int(n): speed / theirs[int(n)] for n, speed in ours[name].items()}
+            found[f"{variant} {way}"] = {"ratio": ratio, "faster_from": crossing(ratio)}
+    return found
+
+
+def crossing(ratio: dict[int, float]) -> int | None:
+    """Where a rising ratio passes one, on a line between its neighbours in log-log."""
+    points = sorted(ratio.items())
+    if points[0][1] >= 1:
+        return points[0][0]
+    for (n, low), (m, high) in pairwise(points):
+        if low < 1 <= high:
+            part = -math.log(low) / (math.log(high) - math.log(low))
+            return round(math.exp(math.log(n) + part * (math.log(m) - math.log(n))))
+    return None
 
 
 @torch.no_grad()
@@ -196,6 +228,9 @@ def _keep(name: str, result: dict[str, object]) -> None:
     known["torch"] = torch.__version__
     if name == "cost" and known.get("cost", {}).get("size") == result["size"]:
         result["variants"] = {**known["cost"]["variants"], **result["variants"]}  # type: ignore[dict-item]
+    if name == "cost":
+        result["against_transformer"] = against_transformer(result["variants"])  # type: ignore[arg-type]
+        print(json.dumps(result["against_transformer"], indent=2))
     known[name] = result
     RESULTS.write_text(json.dumps(known, indent=2) + "\n")
 
@@ -207,9 +242,11 @@ def main() -> None:
     )
     parts = parser.add_subparsers(dest="part", required=True)
     one = parts.add_parser("cost")
-    one.add_argument("--size", default="small")
-    one.add_argument("--variants", nargs="+", default=["mac", "transformer"])
-    one.add_argument("--prefill", nargs="+", type=int, default=[2_048, 8_192, 32_768, 65_536])
+    one.add_argument("--size", default="tiny")
+    variants = ["lmm", "mac", "mag", "mal", "transformer"]
+    one.add_argument("--variants", nargs="+", default=variants)
+    lengths = [2_048, 8_192, 32_768, 65_536, 131_072]
+    one.add_argument("--prefill", nargs="+", type=int, default=lengths)
     one.add_argument("--decode", nargs="+", type=int, default=[1_024, 32_768, 131_072, 262_144])
     two = parts.add_parser("stream")
     two.add_argument("--size", default="nano")
