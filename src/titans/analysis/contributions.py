@@ -53,6 +53,7 @@ def memory_share(mixer: Mixer, parts: PartOutputs) -> Tensor | None:
     attention, memory = parts.joined("attention"), parts.joined("memory")
     if "gate" in parts.outputs:
         gate = torch.sigmoid(parts.joined("gate"))
+        attention = attention * getattr(mixer, "attention_scale", 1.0)
         attention, memory = gate * attention, (1 - gate) * memory
     else:
         memory = attention * (torch.sigmoid(memory) - 0.5)

@@ -3,14 +3,15 @@
 For each segment S of `segment_len` tokens, with the memory M as it stood before the segment:
 
       h = M(S)                              read, nothing is written
-      y = S + attention over [P | h | S]    token j sees h_i and S_i for i <= j only
+      y = S + s attention over [P | h | S]  token j sees h_i and S_i for i <= j only
       m = M(y)                              write y, token by token, and read it
       o = y (x) m
 
 NOTE(paper): h_i is computed from token i, so showing the whole of h to every token, as the paper's
 figure suggests, would let tokens see the future; hence `i <= j`. The read in `m` is causal, too.
 NOTE(paper): the residual in y is the paper's "residual connections in all blocks". Without it the
-memory is written with what an untrained attention makes of a segment, its average.
+memory is written with what an untrained attention makes of a segment, its average. For the same
+reason s, a scale per channel, is learned and starts small.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from titans.layers.attention import KeyValues, attend, join
 from titans.layers.norm import RMSNorm
@@ -41,6 +42,11 @@ from titans.models.report import MemoryReport
 from titans.models.segments import Piece, fill_slots, plan_segments
 
 
+FIRST_SCALE = 0.1
+"""The attention's part in y at the start of training, per channel: the memory learns first, from the
+tokens themselves (docs/log/models.md)."""
+
+
 class MACMixer(Mixer):
     """`o = g a + (1 - g) m` with the attention a = y - S (convex), `o = norm(y) * sigmoid(norm(m))`
     (normalised), or `o = y * m` (product)."""
@@ -51,6 +57,7 @@ class MACMixer(Mixer):
         self.segment_len = config.segment_len
         self.gate = config.mac_gate
         self.attention = build_attention(config)
+        self.attention_scale = nn.Parameter(torch.full((dim,), FIRST_SCALE))
         self.persistent = (
             PersistentMemory(config.num_persistent, dim) if config.num_persistent else None
         )
@@ -138,7 +145,7 @@ class MACMixer(Mixer):
             prefix = self.attention.key_values(self.persistent(x.shape[0]))
         mask = _visible(slots, segment, context, prefix, from_start=piece.begins)
         attended = attend(queries, join(prefix, context, segment), mask)
-        return self.attention.output(attended), state
+        return self.attention_scale * self.attention.output(attended), state
 
     def _combine(self, x: Tensor, a: Tensor, y: Tensor, m: Tensor | None) -> Tensor:
         if self.gate == "convex":
