@@ -41,10 +41,9 @@ from titans.models.mixer import (
 from titans.models.report import MemoryReport
 from titans.models.segments import Piece, fill_slots, plan_segments
 
-
 FIRST_SCALE = 0.1
-"""The attention's part in y at the start of training, per channel: the memory learns first, from the
-tokens themselves (docs/log/models.md)."""
+"""The attention's part in y at the start of training, per channel: the memory learns first, from
+the tokens themselves (docs/log/models.md)."""
 
 
 class MACMixer(Mixer):
