@@ -168,8 +168,8 @@ def draw_demo(demo: Demo, path: str | Path) -> None:
     above.set_title(f"{len(demo.questions)} needles in {format_length(demo.length)} words")
     below.set_xlabel("words read")
     below.set_ylabel("state (KB)")
-    below.set_ylim(bottom=0)
-    below.legend()
+    below.set_ylim(0, 1.4 * below.get_ylim()[1])  # room for the legend above the lines
+    below.legend(loc="upper right", ncols=len(demo.readers))
     figure.tight_layout()
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
