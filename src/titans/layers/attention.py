@@ -25,10 +25,21 @@ class KeyValues(NamedTuple):
 
 
 class Attention(nn.Module):
-    """The projections of multi-head attention. How tokens attend is the caller's choice."""
+    """The projections of multi-head attention. How tokens attend is the caller's choice.
+
+    Args:
+        init_std: where values and outputs start.
+        sharpness: how surely each token finds itself and its like at the start.
+    """
 
     def __init__(
-        self, dim: int, num_heads: int, *, rope_theta: float = 10_000.0, init_std: float = 0.02
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        rope_theta: float = 10_000.0,
+        init_std: float = 0.02,
+        sharpness: float = 1.0,
     ) -> None:
         super().__init__()
         if dim % num_heads or (dim // num_heads) % 2:
@@ -46,7 +57,7 @@ class Attention(nn.Module):
         for linear in (self.v_proj, self.o_proj):
             nn.init.normal_(linear.weight, std=init_std)
         # Keys start as the queries: each token finds itself and its like, not the average of all.
-        nn.init.normal_(self.q_proj.weight, std=dim**-0.5)
+        nn.init.normal_(self.q_proj.weight, std=sharpness * dim**-0.5)
         with torch.no_grad():
             self.k_proj.weight.copy_(self.q_proj.weight)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans.layers.attention import slide, window_attention
+from titans.layers.attention import Attention, slide, window_attention
 from titans.layers.norm import RMSNorm
 from titans.layers.persistent import PersistentMemory
 from titans.layers.rows import Rows
@@ -17,7 +17,6 @@ from titans.models.config import TitansConfig
 from titans.models.mixer import (
     Mixed,
     Mixer,
-    build_attention,
     build_memory,
     empty_slots,
     remember,
@@ -34,8 +33,15 @@ class MALMixer(Mixer):
         self.window = config.window
         self.memory = build_memory(config) if has_memory else None
         self.memory_norm = RMSNorm(dim, config.rms_norm_eps) if has_memory else None
-        # The memory is heard through the attention alone, so that passes on what it gets.
-        self.attention = build_attention(config, init_std=dim**-0.5)
+        # The memory is heard through the attention alone, so that passes on what it gets; a sharp
+        # start would amplify the rounding of what the memory answers.
+        self.attention = Attention(
+            dim,
+            config.num_attention_heads,
+            rope_theta=config.rope_theta,
+            init_std=dim**-0.5,
+            sharpness=0.3,
+        )
         self.persistent = (
             PersistentMemory(config.num_persistent, dim) if config.num_persistent else None
         )

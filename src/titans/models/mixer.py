@@ -73,13 +73,13 @@ class Mixer(nn.Module, ABC):
         """Mix tokens; `write_mask` is False where the memory must not be written."""
 
 
-def build_attention(config: TitansConfig, *, init_std: float | None = None) -> Attention:
-    """The attention of any variant; its values and outputs start at `initializer_range`."""
+def build_attention(config: TitansConfig) -> Attention:
+    """The attention of MAC, MAG and the baselines."""
     return Attention(
         config.hidden_size,
         config.num_attention_heads,
         rope_theta=config.rope_theta,
-        init_std=config.initializer_range if init_std is None else init_std,
+        init_std=config.initializer_range,
     )
 
 
