@@ -19,12 +19,20 @@ from torch import Tensor
 from titans.ops.options import ScanOptions
 
 
-def _silu_backward(grad: Tensor, z: Tensor) -> Tensor:
-    """`grad * silu'(z)`: torch's fused kernel, which itself has no derivative, or plain torch."""
-    if not torch.is_grad_enabled():
-        return torch.ops.aten.silu_backward(grad, z)
+class Silu(NamedTuple):
+    """silu(z) and what its derivatives share: the sigmoid is the dear part, so it is taken once."""
+
+    value: Tensor
+    gate: Tensor
+    """sigmoid(z)."""
+    slope: Tensor
+    """silu'(z) = s + z s (1 - s), with s the sigmoid."""
+
+
+def _silu(z: Tensor) -> Silu:
     gate = torch.sigmoid(z)
-    return grad * gate * (1 + z * (1 - gate))
+    value = z * gate
+    return Silu(value, gate, torch.addcmul(gate, value, 1 - gate))
 
 
 class Recall(NamedTuple):
@@ -40,6 +48,10 @@ class Recall(NamedTuple):
     """delta_l = dl/dz_l."""
     residue: Tensor
     """M(k) - v."""
+    gates: list[Tensor]
+    """sigmoid(z_l), where the recall is to be differentiated."""
+    slopes: list[Tensor]
+    """silu'(z_l), where the recall is to be differentiated."""
 
 
 class Coefficients(NamedTuple):
@@ -78,10 +90,11 @@ def recall_keys(
 ) -> Recall:
     """Run the memory at `start` on the keys and the error back through it (eq. 12)."""
     depth = len(start)
-    inputs, pre = [with_ones(keys, biased[0])], []
+    inputs, pre, active = [with_ones(keys, biased[0])], [], []
     for layer in range(depth - 1):
         pre.append(torch.bmm(inputs[-1], start[layer].mT))
-        inputs.append(with_ones(torch.nn.functional.silu(pre[-1]), biased[layer + 1]))
+        active.append(_silu(pre[-1]))
+        inputs.append(with_ones(active[-1].value, biased[layer + 1]))
     residue = torch.bmm(inputs[-1], start[-1].mT).sub_(values)
     if options.residual:
         residue += keys
@@ -90,8 +103,8 @@ def recall_keys(
         weight = start[layer + 1]
         width = weight.shape[-1] - biased[layer + 1]
         back.insert(0, torch.bmm(deltas[0], weight[..., :width]))
-        deltas.insert(0, _silu_backward(back[0], pre[layer]))
-    return Recall(inputs, pre, back, deltas, residue)
+        deltas.insert(0, back[0] * active[layer].slope)
+    return Recall(inputs, pre, back, deltas, residue, [], [])
 
 
 class Kept(NamedTuple):
@@ -102,25 +115,31 @@ class Kept(NamedTuple):
     residue: Tensor
     read_pre: list[Tensor]
     similar: list[Tensor]
+    mixed: Coefficients
 
 
 def restore_recall(keys: Tensor, kept: Kept, biased: list[bool], options: ScanOptions) -> Recall:
     """`recall_keys` again, from what was kept of it."""
-    inputs = [with_ones(keys, biased[0])]
-    deltas = []
-    for layer, (z, back) in enumerate(zip(kept.pre, kept.back, strict=True)):
-        inputs.append(with_ones(torch.nn.functional.silu(z), biased[layer + 1]))
-        deltas.append(_silu_backward(back, z))
-    deltas.append(loss_slope(kept.residue, options))
-    return Recall(inputs, kept.pre, kept.back, deltas, kept.residue)
+    active = [_silu(z) for z in kept.pre]
+    inputs = [keys, *(a.value for a in active)]
+    deltas = [back * a.slope for back, a in zip(kept.back, active, strict=True)]
+    return Recall(
+        [with_ones(x, bias) for x, bias in zip(inputs, biased, strict=True)],
+        kept.pre,
+        kept.back,
+        [*deltas, loss_slope(kept.residue, options)],
+        kept.residue,
+        [a.gate for a in active],
+        [a.slope for a in active],
+    )
 
 
 def restore_read(queries: Tensor, kept: Kept, biased: list[bool]) -> "Read":
     """`read_memory` again, from what was kept of it (without the last layer's output)."""
-    inputs = [with_ones(queries, biased[0])]
-    for layer, z in enumerate(kept.read_pre):
-        inputs.append(with_ones(torch.nn.functional.silu(z), biased[layer + 1]))
-    return Read(inputs, kept.similar, kept.read_pre)
+    active = [_silu(z) for z in kept.read_pre]
+    inputs = [queries, *(a.value for a in active)]
+    inputs = [with_ones(x, bias) for x, bias in zip(inputs, biased, strict=True)]
+    return Read(inputs, kept.similar, kept.read_pre, [a.slope for a in active])
 
 
 def loss_value(residue: Tensor, options: ScanOptions) -> Tensor:
@@ -163,13 +182,12 @@ def grad_norm_squared(recall: Recall) -> Tensor:
 def coefficients(alpha: Tensor, eta: Tensor, active: Tensor | None) -> Coefficients:
     """Mix the gates of a chunk; products are taken directly, so exact zeros and ones are fine."""
     keep = 1 - alpha
-    decay, momentum = _running_products(keep), _running_products(eta)
-    beta = decay[..., 0] * keep[:, :1]
-    carry = momentum[..., 0] * eta[:, :1]
+    decay, momentum = _running_products(torch.cat([keep, eta])).chunk(2)
     added = decay if active is None else decay * active[:, None, :]
     mix = torch.bmm(added, momentum)
-    u = torch.bmm(added, carry[..., None]).squeeze(-1)
-    return Coefficients(decay, momentum, mix, beta, carry, u)
+    # The start weights and momentum are as if added just before the first token.
+    beta, carry, u = decay[..., 0] * keep[:, :1], momentum[..., 0] * eta[:, :1], mix[..., 0]
+    return Coefficients(decay, momentum, mix, beta, carry, u * eta[:, :1])
 
 
 def _running_products(factor: Tensor) -> Tensor:
@@ -177,22 +195,23 @@ def _running_products(factor: Tensor) -> Tensor:
     size = factor.shape[1]
     if size == 1:
         return torch.ones_like(factor)[..., None]
-    below = _lower_mask(size, factor.device)
-    # [j t], so that the running product goes along the fast axis.
-    ladder = torch.where(below.mT, factor[:, None, :], 1.0)
-    return ladder.cumprod(-1).mT.tril()
+    below, lower = _masks(size, factor.device, factor.dtype)
+    ladder = torch.addcmul(1 - below, below, factor[..., None])
+    return ladder.cumprod(1).mul_(lower)
 
 
-_masks: dict[tuple[int, torch.device], Tensor] = {}
+_known_masks: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
 
-def _lower_mask(size: int, device: torch.device) -> Tensor:
-    """Ones strictly below the diagonal; kept, since every chunk asks for the same one."""
+def _masks(size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Ones strictly below the diagonal, and with it; kept, since every chunk asks for the same."""
     if torch.compiler.is_compiling():
-        return torch.ones(size, size, dtype=torch.bool, device=device).tril(-1)
-    if (size, device) not in _masks:
-        _masks[size, device] = torch.ones(size, size, dtype=torch.bool, device=device).tril(-1)
-    return _masks[size, device]
+        ones = torch.ones(size, size, device=device, dtype=dtype)
+        return ones.tril(-1), ones.tril()
+    if (size, device, dtype) not in _known_masks:
+        ones = torch.ones(size, size, device=device, dtype=dtype)
+        _known_masks[size, device, dtype] = ones.tril(-1), ones.tril()
+    return _known_masks[size, device, dtype]
 
 
 class ReadRows(NamedTuple):
@@ -225,6 +244,8 @@ class Read(NamedTuple):
     """r_{l-1} . a_{l-1}: how much each query resembles each write."""
     pre: list[Tensor]
     """z^q_l."""
+    slopes: list[Tensor]
+    """silu'(z^q_l), where the read is to be differentiated."""
 
 
 def read_memory(
@@ -238,22 +259,27 @@ def read_memory(
     """y_t = M_t(q_t) for all tokens at once (eq. 15)."""
     depth = len(packed)
     inputs, similar, pre = [with_ones(queries, biased[0])], [], []
+    pair = _pair(rows.beta, rows.u)
     for layer in range(depth):
         r = inputs[-1]
         similar.append(torch.bmm(r, recall.inputs[layer].mT))
-        z = torch.bmm(_scaled_pair(r, rows.beta, rows.u), packed[layer].mT)
+        z = torch.bmm(_scaled(r, pair), packed[layer].mT)
         if base is not None:
             z = torch.baddbmm(z, r, base[layer].mT)
         pre.append(torch.baddbmm(z, similar[-1] * rows.writes, recall.deltas[layer], alpha=-1))
         if layer < depth - 1:
             inputs.append(with_ones(torch.nn.functional.silu(pre[-1]), biased[layer + 1]))
-    return Read(inputs, similar, pre)
+    return Read(inputs, similar, pre, [])
 
 
-def _scaled_pair(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def _pair(first: Tensor, second: Tensor) -> Tensor:
+    """Two factors per token, `[n b 2 1]`, for `_scaled`."""
+    return torch.stack([first, second], dim=-1)[..., None]
+
+
+def _scaled(x: Tensor, pair: Tensor) -> Tensor:
     """`[first * x, second * x]` side by side."""
-    pair = torch.stack([first, second], dim=-1)
-    return (x.unsqueeze(-2) * pair.unsqueeze(-1)).flatten(-2)
+    return (x.unsqueeze(-2) * pair).flatten(-2)
 
 
 def carry_state(
@@ -266,14 +292,14 @@ def carry_state(
     """Weights and momentum after the chunk's last token (eq. 13, 14), put `into` there if given."""
     write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
     beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
-    after = []
+    after, pair = [], _pair(write, push)
     for layer, both in enumerate(packed):
         a, delta = recall.inputs[layer], recall.deltas[layer]
         halves = _halves(beta, carry, both)
         moved = both * halves if into is None else torch.mul(both, halves, out=into[layer])
         weight, momentum = moved.chunk(2, dim=-1)[0], both.chunk(2, dim=-1)[1]
         weight.addcmul_(momentum, u)
-        after.append(moved.baddbmm_(delta.mT, _scaled_pair(a, write, push), alpha=-1))
+        after.append(moved.baddbmm_(delta.mT, _scaled(a, pair), alpha=-1))
     return after
 
 
@@ -307,6 +333,7 @@ def read_memory_backward(
     depth = len(packed)
     d_inputs, d_deltas, d_packed, d_base = [], [], [], []
     d_beta = d_u = d_writes = None
+    pair = _pair(rows.beta, rows.u)
     for layer in range(depth - 1, -1, -1):
         r, a, similar = read.inputs[layer], recall.inputs[layer], read.similar[layer]
         d_deltas.insert(0, torch.bmm((similar * rows.writes).mT, grad).neg_())
@@ -315,7 +342,7 @@ def read_memory_backward(
         d_writes = (
             d_mixed.mul_(similar) if d_writes is None else d_writes.addcmul_(d_mixed, similar)
         )
-        d_packed.insert(0, torch.bmm(grad.mT, _scaled_pair(r, rows.beta, rows.u)))
+        d_packed.insert(0, torch.bmm(grad.mT, _scaled(r, pair)))
         pairs = torch.bmm(grad, packed[layer])
         d_left, d_right = pairs.chunk(2, dim=-1)
         layer_beta, layer_u = _pair_products(pairs, r)
@@ -329,7 +356,7 @@ def read_memory_backward(
         d_inputs.insert(0, torch.bmm(d_similar.mT, r))
         if biased[layer]:
             d_r = d_r[..., :-1]
-        grad = _silu_backward(d_r, read.pre[layer - 1]) if layer else d_r
+        grad = d_r * read.slopes[layer - 1] if layer else d_r
     assert d_beta is not None and d_u is not None and d_writes is not None
     return ReadGrads(
         grad, d_inputs, d_deltas, d_packed, d_base or None, ReadRows(d_beta, d_u, d_writes)
@@ -358,9 +385,10 @@ def carry_state_backward(
     d_inputs, d_deltas, d_packed = [], [], []
     d_beta, d_u, d_carry = (theta.new_zeros(theta.shape[0]) for _ in range(3))
     d_write, d_push = torch.zeros_like(theta), torch.zeros_like(theta)
+    pair = _pair(write, push)
     for grad, both, a, delta in zip(grads, packed, recall.inputs, recall.deltas, strict=True):
         momentum, d_weight = both.chunk(2, dim=-1)[1], grad.chunk(2, dim=-1)[0]
-        d_deltas.append(torch.bmm(_scaled_pair(a, write, push), grad.mT).neg_())
+        d_deltas.append(torch.bmm(_scaled(a, pair), grad.mT).neg_())
         pairs = torch.bmm(delta, grad)
         left, right = pairs.chunk(2, dim=-1)
         d_inputs.append(torch.addcmul(left * write[..., None], right, push[..., None]).neg_())
@@ -409,10 +437,11 @@ def recall_keys_backward(
     widths = [w.shape[-1] - b for w, b in zip(start, biased, strict=True)]
     # The backward pass of the memory, from the first layer up: delta_l hangs on delta_{l+1}.
     for layer in range(depth - 1):
-        z, back, grad = recall.pre[layer], recall.back[layer], d_deltas[layer]
+        grad = d_deltas[layer]
         upper = start[layer + 1][..., : widths[layer + 1]]
-        d_back, bent = _silu_derivatives(z, grad, back)
-        d_pre.append(bent)
+        d_back = grad * recall.slopes[layer]
+        bend = _silu_bend(recall.pre[layer], recall.gates[layer])
+        d_pre.append(bend.mul_(grad).mul_(recall.back[layer]))
         d_deltas[layer + 1] = torch.baddbmm(d_deltas[layer + 1], d_back, upper.mT)
         if keep_start:
             d_start.append(torch.bmm(recall.deltas[layer + 1].mT, d_back))
@@ -426,7 +455,7 @@ def recall_keys_backward(
         if keep_start:
             weights.insert(0, torch.bmm(grad.mT, recall.inputs[layer]))
         d_a = torch.baddbmm(d_inputs[layer], grad, start[layer])[..., : widths[layer]]
-        grad = d_pre[layer - 1] + _silu_backward(d_a, recall.pre[layer - 1]) if layer else d_a
+        grad = d_pre[layer - 1].addcmul_(d_a, recall.slopes[layer - 1]) if layer else d_a
     if keep_start:
         for layer in range(depth - 1):
             weights[layer + 1][..., : widths[layer + 1]] += d_start[layer]
@@ -434,14 +463,10 @@ def recall_keys_backward(
     return RecallGrads(d_keys, -d_out, weights if keep_start else None)
 
 
-def _silu_derivatives(z: Tensor, grad: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
-    """Of `back * silu'(z)`: the derivative by `back` and by `z`, both times `grad`."""
-    gate = torch.sigmoid(z)
+def _silu_bend(z: Tensor, gate: Tensor) -> Tensor:
+    """silu''(z) = s (1 - s) (2 + z (1 - 2 s)), with s the sigmoid."""
     rest = 1 - gate
-    slope = torch.addcmul(gate, gate * rest, z)  # silu'(z) = s + z s (1 - s)
-    # silu''(z) = s (1 - s) (2 + z (1 - 2 s))
-    bend = (rest - gate).mul_(z).add_(2).mul_(gate).mul_(rest)
-    return grad * slope, bend.mul_(grad).mul_(back)
+    return (rest - gate).mul_(z).add_(2).mul_(gate).mul_(rest)
 
 
 class GateGrads(NamedTuple):
@@ -468,25 +493,22 @@ def coefficients_backward(
     keep = 1 - gates.alpha
     active = gates.active
     added = mixed.decay if active is None else mixed.decay * active[:, None, :]
+    first = gates.eta[:, :1]
+    d_mix[..., 0] += d_u * first
     d_added = torch.bmm(d_mix, mixed.momentum.mT)
-    d_added.baddbmm_(d_u[..., None], mixed.carry[:, None, :])
     d_momentum = torch.bmm(added.mT, d_mix)
     d_momentum[:, -1] += d_last_momentum
-    d_carry = torch.bmm(added.mT, d_u[..., None]).squeeze(-1)
-    d_carry[:, -1] += d_last_carry
-    d_momentum[..., 0] += d_carry * gates.eta[:, :1]
+    d_momentum[:, -1, 0] += d_last_carry * first[:, 0]
     d_decay = d_added if active is None else d_added * active[:, None, :]
     d_decay[..., 0] += d_beta * keep[:, :1]
 
     d_keep = _running_products_backward(mixed.decay, d_decay)
     d_keep[:, 0] += (d_beta * mixed.decay[..., 0]).sum(-1)
     d_eta = _running_products_backward(mixed.momentum, d_momentum)
-    d_eta[:, 0] += (d_carry * mixed.momentum[..., 0]).sum(-1)
+    d_eta[:, 0] += (d_u * mixed.mix[..., 0]).sum(-1) + d_last_carry * mixed.momentum[:, -1, 0]
     return GateGrads(-d_keep, d_eta)
 
 
 def _running_products_backward(product: Tensor, grad: Tensor) -> Tensor:
     inner = torch.bmm(product.mT, grad.tril_())
-    out = product.new_zeros(product.shape[:2])
-    out[:, 1:] = (inner[:, 1:] * product[:, :-1]).sum(-1)
-    return out
+    return torch.nn.functional.pad((inner[:, 1:] * product[:, :-1]).sum(-1), (1, 0))

@@ -132,7 +132,7 @@ def group_forward(
         queries, recall, rows, before, repeat_rows(base, count), list(plan.biased)
     )
     outputs = read.pre[-1] + queries if plan.options.residual else read.pre[-1]
-    kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar)
+    kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar, mixed)
     return GroupResult(
         uncut_rows(outputs, count),
         packed,
@@ -227,7 +227,7 @@ def group_backward(
     recall = cm.restore_recall(cut.keys, kept, biased, options)
     alpha, eta = acting_gates(cut, cut.active)
     theta = cut.theta if scale is None else cut.theta * scale
-    mixed = cm.coefficients(alpha, eta, cut.active)
+    mixed = kept.mixed
     rows = cm.read_rows(mixed, theta, options)
     read = cm.restore_read(cut.queries, kept, biased)
     d_outputs = cut_rows(grads.outputs, count)
