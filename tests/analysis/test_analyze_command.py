@@ -51,6 +51,7 @@ def test_prints_the_main_figures(
     assert "Loss per token with the live memory" in out
 
 
+@pytest.mark.slow
 def test_two_texts_and_two_checkpoints(
     mag_checkpoint: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Streams: what a batch holds depends on (seed, step, row) and nothing else."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,19 @@ def test_only_the_answer_is_asked_for() -> None:
     assert f"is: {number}." in data.tokenizer.decode(window.tokens)
 
 
+def test_a_haystack_begins_anywhere_in_training(tmp_path: Path) -> None:
+    essay = tmp_path / "essay.txt"
+    essay.write_text(" ".join(f"Sentence number {n} is here." for n in range(500)))
+    config = DataConfig(
+        source="niah", path=str(essay), sequence_len=640, task={"kind": "n", "answer_tokens": 20}
+    )
+    data = load_data(config, batch_size=8, seed=0)
+    assert data.tokenizer is not None
+    windows = data.train.windows(0, range(8))
+    begins = {data.tokenizer.decode(w.tokens[:180])[-30:] for w in windows}
+    assert len(begins) == 8
+
+
 def test_babilong_stream(tmp_path: Path) -> None:
     babi, books = tmp_path / "babi", tmp_path / "books"
     babi.mkdir()
@@ -198,6 +212,34 @@ def test_babilong_stream(tmp_path: Path) -> None:
     assert "\nQuestion: Where is Mary?\nAnswer:" in text
     with pytest.raises(ConfigError, match="babi_path"):
         load_data(DataConfig(source="babilong"), batch_size=1, seed=0)
+
+
+def test_whole_stories_ask_every_question_where_it_stood(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "b.txt").write_text("It was a long day in the old house. " * 200)
+    story = (
+        "1 Mary moved to the {0}.\n2 Where is Mary? \t{0}\t1\n"
+        "3 Mary went to the {1}.\n4 Where is Mary? \t{1}\t3\n"
+    )
+    places = ["kitchen", "garden", "office", "bedroom"]
+    lines = [story.format(a, b) for a in places for b in places if a != b] * 3
+    (tmp_path / "qa1_single-supporting-fact_train.txt").write_text("".join(lines))
+    config = DataConfig(
+        source="babilong",
+        path=str(tmp_path / "books"),
+        task={"babi_path": str(tmp_path), "length": 300, "prompt_tokens": 100},
+        mixture=({"whole_stories": True},),
+    )
+    data = load_data(config, batch_size=4, seed=0)
+    assert data.tokenizer is not None
+    for window in data.train.windows(0, range(4)):
+        text = data.tokenizer.decode(window.tokens)
+        first, second = re.findall(r"Mary (?:moved|went) to the (\w+)\.", text)
+        asked = data.tokenizer.decode(window.targets[window.targets != IGNORED])
+        assert asked == f" {first}. {second}.<|eos|>"
+        order = [text.index(part) for part in (f"moved to the {first}", f"Answer: {first}")]
+        order += [text.index(f"went to the {second}"), text.index(f"Answer: {second}")]
+        assert order == sorted(order)
 
 
 def test_task_options_are_checked() -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from evaluation.test_subject import tiny
 from titans.data.tokenizer import byte_tokenizer
 
@@ -22,6 +24,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
+@pytest.mark.slow
 def test_the_harness_finds_and_scores_a_checkpoint_offline(tmp_path: Path) -> None:
     tiny().save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")

@@ -16,7 +16,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("options", [ScanOptions(), STABLE], ids=["paper", "stable"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(ScanOptions(), marks=pytest.mark.slow, id="paper"),
+        pytest.param(STABLE, id="stable"),
+    ],
+)
 def test_compiled_chunk_step_equals_eager(options: ScanOptions) -> None:
     x = torch.randn(2, 20, 16)
     found = []
@@ -31,6 +37,7 @@ def test_compiled_chunk_step_equals_eager(options: ScanOptions) -> None:
         torch.testing.assert_close(fast, eager, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_trains() -> None:
     torch.manual_seed(0)
     memory = NeuralMemory(16, num_heads=2, chunk_size=8)

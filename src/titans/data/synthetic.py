@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +23,7 @@ from titans.data.tasks.babilong import (
     Background,
     find_babi_file,
     read_babi,
+    stories,
 )
 from titans.data.tasks.haystack import Essay, read_books
 from titans.data.tasks.mqar import MqarTask
@@ -64,12 +65,19 @@ class TokenVariation:
         return [Window(batch.tokens[row], batch.labels[row]) for row in rows]
 
 
+class Exchange(NamedTuple):
+    """A prompt and its answer, in tokens."""
+
+    prompt: np.ndarray
+    answer: np.ndarray
+
+
 @dataclass(frozen=True)
 class TextVariation:
-    """Prompts with an answer, in text; made row by row."""
+    """Prompts with answers, in text; made row by row."""
 
-    sample: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]]
-    """Draw the tokens of a prompt and of its answer."""
+    sample: Callable[[np.random.Generator], list[Exchange]]
+    """Draw what is asked and answered in one sequence, in order."""
     prompt_loss: bool
     """Learn to predict the prompt as well, not only the answer."""
 
@@ -78,12 +86,12 @@ class TextVariation:
         return [self._window(np.random.default_rng([*seed, row])) for row in rows]
 
     def _window(self, rng: np.random.Generator) -> Window:
-        prompt, answer = self.sample(rng)
-        tokens = np.concatenate([prompt, answer])
-        targets = np.full(len(tokens), IGNORED, dtype=np.int64)
-        first = 0 if self.prompt_loss else len(prompt) - 1
-        targets[first:-1] = tokens[first + 1 :]
-        return Window(tokens[:-1], targets[:-1])
+        exchanges = self.sample(rng)
+        tokens = np.concatenate([part for exchange in exchanges for part in exchange])
+        asked = np.concatenate(
+            [np.repeat([self.prompt_loss, True], [len(e.prompt), len(e.answer)]) for e in exchanges]
+        )
+        return Window(tokens[:-1], np.where(asked, tokens, IGNORED)[1:])
 
 
 @dataclass(frozen=True)
@@ -160,9 +168,14 @@ def synthetic_vocab_size(config: DataConfig) -> int | None:
     return max(sizes)
 
 
+def babilong_question(question: str) -> str:
+    """How a question is put."""
+    return f"\nQuestion: {question}\nAnswer:"
+
+
 def babilong_prompt(sample: BabilongSample, encode: Callable[[str], np.ndarray]) -> np.ndarray:
     """What a model reads before it answers."""
-    return np.concatenate([sample.context, encode(f"\nQuestion: {sample.question}\nAnswer:")])
+    return np.concatenate([sample.context, encode(babilong_question(sample.question))])
 
 
 def _variation(
@@ -230,11 +243,13 @@ class _Niah:
             raise ConfigError(f"data.task (niah): {error}") from error
         return cls(task, int(options["length"]), tokenizer)  # type: ignore[call-overload]
 
-    def __call__(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        sample = self.task.sample(rng, self.length, self._count)
+    def __call__(self, rng: np.random.Generator) -> list[Exchange]:
+        essay = self.task.essay
+        first = int(rng.integers(essay.num_sentences)) if essay is not None else 0
+        sample = self.task.sample(rng, self.length, self._count, first_sentence=first)
         prompt = encode_document(self.tokenizer, sample.prompt)
         answer = encode_document(self.tokenizer, f" {sample.answers[0]}.")
-        return prompt, np.append(answer, end_token(self.tokenizer))
+        return [Exchange(prompt, np.append(answer, end_token(self.tokenizer)))]
 
     def _count(self, text: str) -> int:
         return len(encode_document(self.tokenizer, text))
@@ -245,7 +260,8 @@ class _Babilong:
     """Draws BABILong questions of one task and length."""
 
     task: BabilongTask
-    usable: tuple[int, ...]
+    usable: tuple[range, ...]
+    """Questions of one story each, up to the one that is asked at the end."""
     length: int
     tokenizer: PreTrainedTokenizerBase
 
@@ -257,7 +273,7 @@ class _Babilong:
         tokenizer: PreTrainedTokenizerBase,
         held_out: bool,
     ) -> "_Babilong":
-        known = ["name", "length", "babi_path", "prompt_tokens"]
+        known = ["name", "length", "babi_path", "prompt_tokens", "whole_stories"]
         check_options(options, known, "data.task (babilong)")
         if config.path is None or "babi_path" not in options:
             raise ConfigError(
@@ -277,17 +293,33 @@ class _Babilong:
             encode=encode,
             prompt_tokens=int(options.get("prompt_tokens", 300)),  # type: ignore[call-overload]
         )
-        usable = tuple(task.usable(length))
+        fitting = set(task.usable(length))
+        if options.get("whole_stories", False):
+            usable = tuple(story for story in stories(task.questions) if story[-1] in fitting)
+        else:
+            usable = tuple(range(index, index + 1) for index in sorted(fitting))
         if not usable:
             raise ConfigError(f"data.task.length {length}: no question of {file.name} fits")
         return cls(task, usable, length, tokenizer)
 
-    def __call__(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        index = self.usable[int(rng.integers(len(self.usable)))]
-        sample = self.task.sample(rng, self.length, index)
-        answer = encode_document(self.tokenizer, f" {sample.answer}.")
-        prompt = babilong_prompt(sample, lambda text: encode_document(self.tokenizer, text))
-        return prompt, np.append(answer, end_token(self.tokenizer))
+    def __call__(self, rng: np.random.Generator) -> list[Exchange]:
+        story = self.usable[int(rng.integers(len(self.usable)))]
+        sample = self.task.sample(rng, self.length, story[-1])
+        exchanges, begin = [], 0
+        for question in (self.task.questions[index] for index in story):
+            # A question is put once its facts are told: right before the next one, or at the end.
+            end = (*sample.fact_starts, len(sample.context))[len(question.facts)]
+            told = np.asarray(sample.context[begin:end], dtype=np.int64)
+            asked = self._encode(babilong_question(question.question))
+            answer = self._encode(f" {question.answer}.")
+            exchanges.append(Exchange(np.concatenate([told, asked]), answer))
+            begin = end
+        last = exchanges[-1]
+        ended = np.append(last.answer, end_token(self.tokenizer))
+        return [*exchanges[:-1], last._replace(answer=ended)]
+
+    def _encode(self, text: str) -> np.ndarray:
+        return encode_document(self.tokenizer, text)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Learn a byte-level BPE vocabulary. Lossless: every text decodes to itself.
+    """Learn a byte-level BPE vocabulary, digits apart. Lossless: every text decodes to itself.
 
     Args:
         vocab_size: the size of the whole vocabulary, with the 256 bytes and the special tokens.
@@ -72,7 +72,13 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
             f"{len(SPECIAL_TOKENS)} special tokens), got {vocab_size}"
         )
     backend = Tokenizer(BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    # Every digit by itself, so that a number is spelled the same way wherever it stands.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(SPECIAL_TOKENS),

@@ -57,13 +57,21 @@ def test_sentences_lose_nothing_but_white_space() -> None:
 @pytest.mark.parametrize("num_words", [1, 2, 9, 10, 11, 57, 500])
 def test_an_essays_first_words_as_sentences_equal_splitting_them(num_words: int) -> None:
     essay = Essay(PROSE + " " + long_text(200))
-    assert essay.first_sentences(num_words) == split_sentences(essay.first_words(num_words))
+    assert essay.take_sentences(num_words) == split_sentences(essay.first_words(num_words))
 
 
 def test_an_essay_starts_again_when_it_ends() -> None:
     essay = Essay("One two three. Four five.")
     assert essay.first_words(12) == "One two three. Four five. One two three. Four five. One two"
-    assert essay.first_sentences(12) == ["One two three.", "Four five."] * 2 + ["One two"]
+    assert essay.take_sentences(12) == ["One two three.", "Four five."] * 2 + ["One two"]
+
+
+def test_an_essay_can_begin_at_any_sentence() -> None:
+    essay = Essay("One two three. Four five. Six.")
+    assert essay.num_sentences == 3
+    assert essay.take_sentences(3, first=1) == ["Four five.", "Six."]
+    assert essay.take_sentences(5, first=2) == ["Six.", "One two three.", "Four"]
+    assert essay.take_sentences(1, first=1) == ["Four"]
 
 
 def test_texts_are_read_from_files_folders_and_json(tmp_path: Path) -> None:

@@ -101,6 +101,17 @@ def read_babi(file: str | Path) -> list[BabiQuestion]:
     return questions
 
 
+def stories(questions: Sequence[BabiQuestion]) -> list[range]:
+    """Which questions belong to one story: each knows the facts of the one before, and more."""
+    found: list[range] = []
+    for index, question in enumerate(questions):
+        before = questions[index - 1].facts if index else ()
+        goes_on = index > 0 and question.facts[: len(before)] == before
+        first = found.pop().start if goes_on else index
+        found.append(range(first, index + 1))
+    return found
+
+
 class Background:
     """Consecutive sentences of random books, in tokens."""
 

@@ -73,16 +73,23 @@ class Essay:
         rounds, rest = divmod(count, len(self._words))
         return " ".join(self._words * rounds + self._words[:rest])
 
-    def first_sentences(self, num_words: int) -> list[str]:
-        """The first `num_words` words as sentences, the last one cut where they end.
+    @property
+    def num_sentences(self) -> int:
+        """Sentences of one round."""
+        return len(self._sentences[0])
 
-        Equal to splitting `first_words(num_words)`, except that each round ends a sentence.
+    def take_sentences(self, num_words: int, first: int = 0) -> list[str]:
+        """`num_words` words as sentences, from sentence `first`, the last one cut where they end.
+
+        From the first sentence this equals splitting `first_words(num_words)`, except that each
+        round ends a sentence.
         """
         sentences, ends = self._sentences
-        rounds, rest = divmod(num_words, len(self._words))
+        skipped = ends[first - 1] if first else 0
+        rounds, rest = divmod(skipped + num_words, len(self._words))
         whole = bisect_right(ends, rest)
-        pieces = sentences * rounds + sentences[:whole]
         begun = rest - (ends[whole - 1] if whole else 0)
+        pieces = [*(sentences * rounds), *sentences[:whole]]
         if begun:
             pieces.append(" ".join(sentences[whole].split()[:begun]))
-        return pieces
+        return pieces[first:]

@@ -122,11 +122,14 @@ class NiahTask:
         length: int,
         count_tokens: CountTokens,
         depth: float | None = None,
+        first_sentence: int = 0,
     ) -> TextSample:
         """The longest sample that fits in `length` tokens.
 
         Args:
             depth: place of the needle within 0..1; drawn as the task defines it when None.
+            first_sentence: where in the essay the haystack begins; at its first word, as the task
+                defines it. Training begins anywhere.
         """
         key = self.words.draw(rng)
         value = self._draw_value(rng)
@@ -134,7 +137,7 @@ class NiahTask:
         needle = NEEDLE.format(plural=f"{self.noun}s", key=key, value=value)
 
         def prompt(amount: int) -> str:
-            context = self._context(needle, amount, place)
+            context = self._context(needle, amount, place, first_sentence)
             return PROMPT.format(noun=self.noun, key=key, context=context)
 
         limit = length - self.answer_tokens
@@ -163,13 +166,13 @@ class NiahTask:
             return float(rng.random())
         return DEPTHS[rng.integers(len(DEPTHS))] / 100
 
-    def _context(self, needle: str, amount: int, depth: float) -> str:
+    def _context(self, needle: str, amount: int, depth: float, first_sentence: int) -> str:
         """`amount` units of noise or words of the essay, with the needle at `depth`."""
         if self.essay is None or self.kind == "pk":
             lines = [NOISE] * amount
             lines.insert(min(int(depth * amount), amount - 1), needle)
             return "\n".join(lines)
-        sentences = self.essay.first_sentences(amount)
+        sentences = self.essay.take_sentences(amount, first_sentence)
         place = int(len(sentences) * depth)
         return " ".join([" ".join(sentences[:place]), needle, " ".join(sentences[place:])])
 
