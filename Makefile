@@ -56,6 +56,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/stability.py repeat
 	$(BIN)/python benchmarks/models.py cost
+	$(BIN)/python benchmarks/models.py flat
 	$(BIN)/python benchmarks/models.py stream
 	$(BIN)/python benchmarks/models.py writes
 	$(BIN)/python benchmarks/models.py plot

@@ -2,11 +2,13 @@
 
     python benchmarks/models.py cost                      # all variants of size tiny
     python benchmarks/models.py cost --size small --variants mac transformer
+    python benchmarks/models.py flat
     python benchmarks/models.py stream --variant mac --tokens 1000000
     python benchmarks/models.py writes --variant lmm
     python benchmarks/models.py plot
 
-`cost` measures prefill and decode speed over the length of the context, `stream` reads a long text
+`cost` measures prefill and decode speed over the length of the context, `flat` compares reading at
+two places of one text in turns (a busy machine hits both alike), `stream` reads a long text
 and watches the state's size and the process's memory, `writes` times prefill with all tokens
 written, about half of them, and none. Results are added to benchmarks/results/models.json.
 """
@@ -17,6 +19,7 @@ import math
 import platform
 import sys
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -33,7 +36,6 @@ RESULTS = Path(__file__).parent / "results" / "models.json"
 PLOT = Path(__file__).parent / "results" / "models.png"
 PIECE = 2_048
 DECODE_TOKENS = 48
-ROUNDS = 6
 
 
 LONG: dict[str, object] = {"window": 512, "segment_len": 512, "chunk_size": 64}
@@ -50,8 +52,8 @@ def curves(model: TitansForCausalLM, prefill: list[int], decode: list[int]) -> d
     """Tokens per second to read a prompt of each length, and to go on after a context of each.
 
     A model of constant state reads one long text. Its state is kept at every length; afterwards the
-    lengths take turns, so that a slow moment of the machine hits all of them: `reading_on` is the
-    speed of the next 2,048 tokens (best of several), decoding the median of single tokens.
+    lengths take turns in decoding (median of single tokens), so that a slow moment of the machine
+    hits all of them.
     The Transformer reads each prompt in one call, its best way, and decodes after a cache of
     made-up keys and values.
     """
@@ -67,14 +69,8 @@ def curves(model: TitansForCausalLM, prefill: list[int], decode: list[int]) -> d
         todo = length - read
         spent += _time(lambda todo=todo: _read(model, cache, todo, PIECE))
         read, reading[length], states[length] = length, length / spent, cache.fork()
-    best = dict.fromkeys(prefill, float("inf"))
-    for _ in range(ROUNDS):
-        for n in prefill:
-            again = states[n].fork()
-            best[n] = min(best[n], _time(lambda again=again: _read(model, again, PIECE, PIECE)))
     return {
         "prefill_tokens_per_second": {n: reading[n] for n in prefill},
-        "reading_on_tokens_per_second": {n: PIECE / seconds for n, seconds in best.items()},
         "decode_tokens_per_second": _decode_speeds(model, {n: states[n] for n in decode}),
     }
 
@@ -134,6 +130,32 @@ def cost(args: argparse.Namespace) -> dict[str, object]:
         }
         print(json.dumps({variant: found[variant]}), flush=True)
     return {"size": args.size, "variants": found}
+
+
+@torch.no_grad()
+def flat(args: argparse.Namespace) -> dict[str, object]:
+    """Is reading as fast late in a text as early? Two places take turns, 2,048 tokens each."""
+    found: dict[str, object] = {}
+    for variant in args.variants:
+        model = model_of(args.size, variant)
+        cache = model.new_cache(1)
+        _read(model, cache, args.early, PIECE)
+        early = cache.fork()
+        _read(model, cache, args.late - args.early, PIECE)
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(args.rounds):
+            for state, spent in zip((early, cache), times, strict=True):
+                spent.append(_time(partial(_read, model, state.fork(), PIECE, PIECE)))
+        found[variant] = {
+            "early_tokens_per_second": PIECE / min(times[0]),
+            "late_tokens_per_second": PIECE / min(times[1]),
+            "late_to_early": min(times[0]) / min(times[1]),
+            "late_to_early_median_of_pairs": median(
+                first / second for first, second in zip(*times, strict=True)
+            ),
+        }
+        print(json.dumps({variant: found[variant]}), flush=True)
+    return {"size": args.size, "early": args.early, "late": args.late, "variants": found}
 
 
 def against_transformer(variants: dict[str, dict]) -> dict[str, object]:
@@ -225,6 +247,8 @@ def plot(args: argparse.Namespace) -> None:
         axis.set(xscale="log", yscale="log", xlabel="tokens of context", title=title)
         axis.set_ylabel("tokens per second")
         axis.grid(alpha=0.3)
+        ticks = [n for n in (2_048, 8_192, 32_768, 131_072) if n <= axis.get_xlim()[1]]
+        axis.set_xticks(ticks, [f"{n // 1024}k" for n in ticks])
     axes[0].legend()
     figure.suptitle(f"size {data['size']}, equal parameters, one core")
     figure.tight_layout()
@@ -259,6 +283,12 @@ def main() -> None:
     lengths = [2_048, 8_192, 32_768, 65_536, 131_072]
     one.add_argument("--prefill", nargs="+", type=int, default=lengths)
     one.add_argument("--decode", nargs="+", type=int, default=[1_024, 32_768, 131_072, 262_144])
+    four = parts.add_parser("flat")
+    four.add_argument("--size", default="tiny")
+    four.add_argument("--variants", nargs="+", default=variants[:4])
+    four.add_argument("--early", type=int, default=2_048)
+    four.add_argument("--late", type=int, default=65_536)
+    four.add_argument("--rounds", type=int, default=16)
     two = parts.add_parser("stream")
     two.add_argument("--size", default="nano")
     two.add_argument("--variant", default="mac")
@@ -271,7 +301,8 @@ def main() -> None:
     if args.part == "plot":
         plot(args)
         return
-    _keep(args.part, {"cost": cost, "stream": stream, "writes": writes}[args.part](args))
+    measure = {"cost": cost, "flat": flat, "stream": stream, "writes": writes}[args.part]
+    _keep(args.part, measure(args))
 
 
 if __name__ == "__main__":
