@@ -188,6 +188,34 @@ def test_memory_loss_enters_the_gradient(tmp_path: Path) -> None:
     assert norms[1] > 1.5 * norms[0]
 
 
+def test_writing_at_a_cost_shrinks_the_steps(tmp_path: Path) -> None:
+    steps = []
+    for cost in (0.0, 100.0):
+        settings = (f"train.write_cost={cost}", f"out={tmp_path / str(cost)}", "train.steps=20")
+        Trainer(tiny_config(tmp_path, *settings, variant="lmm")).fit()
+        log = [r for r in read_log(tmp_path / str(cost)) if r["kind"] == "train"]
+        steps.append((log[0]["step_size"], log[-1]["step_size"]))
+    assert steps[0][0] == pytest.approx(steps[1][0], rel=0.05)
+    assert steps[1][1] < 0.7 * steps[0][1]
+
+
+def test_a_run_starts_from_the_weights_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Trainer(tiny_config(tmp_path, f"out={tmp_path / 'a'}")).fit()
+    last = tmp_path / "a" / "checkpoints" / "last"
+    again = (f"start_from={last}", "train.learning_rate=1e-12", "train.steps=3")
+    Trainer(tiny_config(tmp_path, f"out={tmp_path / 'b'}", *again)).fit()
+    before = load_file(last / "model.safetensors")
+    after = load_file(tmp_path / "b" / "checkpoints" / "last" / "model.safetensors")
+    assert all(torch.allclose(after[name], before[name], atol=1e-9) for name in before)
+    with pytest.raises(ConfigError, match="differs from the model section"):
+        Trainer(tiny_config(tmp_path, "out=c", *again, "model.hidden_size=32")).fit()
+    with pytest.raises(ConfigError, match="start_from: no checkpoint"):
+        Trainer(tiny_config(tmp_path, "out=d", f"start_from={tmp_path / 'none'}")).fit()
+
+
 @pytest.mark.parametrize("mode", ["full", "truncated"])
 def test_gradient_modes_train(mode: str, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, f"model.memory_gradient={mode}", variant="lmm")

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -90,11 +91,19 @@ def ship(
             raise DataError(f"{file} has {file.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
 
 
-def _write_config(config: dict, target: Path) -> None:
-    """The run's configuration, without where it ran."""
-    plain = {**config, "out": f"runs/{target.name}"}
+def _write_config(config: dict[str, Any], target: Path) -> None:
+    """The run's configuration, without where it ran: of an absolute path its name is left."""
+    plain = {**_without_folders(config), "out": f"runs/{target.name}"}
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     (target / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_folders(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(part) for part in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _card(
@@ -131,6 +140,7 @@ def _table(records: Sequence[Record]) -> str:
         for score in record.scores:
             if score.metric == "accuracy" and score.length and "depth" not in score.detail:
                 kind = str(score.detail.get("kind", ""))
+                kind = str(score.detail.get("task", kind))
                 if "distractors" in record.options:
                     kind = "with" if record.options["distractors"] else "without"
                     kind += " distractors"

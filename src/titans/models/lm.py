@@ -47,6 +47,8 @@ class TitansOutput(ModelOutput):
     """`[batch, time, dim]` (`TitansModel` only)."""
     memory_loss: Tensor | None = None
     """Mean associative loss over tokens, heads and layers; differentiable."""
+    mean_step: Tensor | None = None
+    """Mean step size (theta) over tokens, heads and layers; differentiable."""
     memory_stats: dict[str, Tensor] | None = None
     """Per layer with a memory, detached: surprise, grad_norm, gates, written_share."""
     predictor_loss: Tensor | None = None
@@ -345,6 +347,7 @@ def _summary(
     losses = [loss for loss in predictor_losses if loss is not None]
     return TitansOutput(
         memory_loss=torch.stack([r.mean_loss for r in given]).mean() if given else None,
+        mean_step=torch.stack([r.mean_step for r in given]).mean() if given else None,
         memory_stats=summarise(given) if given else None,
         predictor_loss=torch.stack(losses).mean() if losses else None,
     )

@@ -119,8 +119,8 @@ def _report(
 ) -> MemoryReport:
     """What the memory did with x, summed over real tokens and heads."""
     options, mask = memory.options, rows.mask
+    gates, _ = memory.gates(x, state.position, state.chunk_gates, rows.lengths)
     with torch.no_grad():
-        gates, _ = memory.gates(x, state.position, state.chunk_gates, rows.lengths)
         written = torch.ones_like(gates.step_size, dtype=torch.bool)
         if options.write_threshold is not None:
             written = gates.step_size >= options.write_threshold
@@ -131,8 +131,10 @@ def _report(
         if write_mask is not None:
             written = written & write_mask[..., None]
         real = torch.ones_like(written) if mask is None else mask[..., None].expand_as(written)
-        sums = [(part * real).sum() for part in (surprise.grad_norm, *gates, written)]
-    return MemoryReport((surprise.loss * real).sum(), *sums, count=real.sum())
+        alpha, eta, _ = gates
+        sums = [(part * real).sum() for part in (surprise.grad_norm, alpha, eta, written)]
+    loss, step = (surprise.loss * real).sum(), (gates.step_size * real).sum()
+    return MemoryReport(loss, *sums[:3], step, sums[3], real.sum())
 
 
 def write_prefix(

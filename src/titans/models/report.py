@@ -20,7 +20,7 @@ class MemoryReport:
     momentum_decay: Tensor
     """eta."""
     step_size: Tensor
-    """theta."""
+    """theta, differentiable."""
     written: Tensor
     """Tokens that were written."""
     count: Tensor
@@ -36,6 +36,11 @@ class MemoryReport:
     def mean_loss(self) -> Tensor:
         """Mean associative loss per token, differentiable."""
         return self.loss / self.count.clamp(min=1)
+
+    @property
+    def mean_step(self) -> Tensor:
+        """Mean step size per token, differentiable."""
+        return self.step_size / self.count.clamp(min=1)
 
 
 def summarise(reports: Sequence[MemoryReport]) -> dict[str, Tensor]:

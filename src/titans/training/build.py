@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +12,7 @@ from titans.errors import ConfigError
 from titans.models import TitansConfig, TitansForCausalLM
 from titans.training.config import RunConfig
 from titans.training.config_file import check_keys
+from titans.training.snapshot import read_model
 
 _SET_BY_DATA = ("pad_token_id", "bos_token_id", "eos_token_id", "use_cache")
 
@@ -74,3 +76,21 @@ def build_model(config: RunConfig, data: TrainingData) -> TitansForCausalLM:
         )
     torch.manual_seed(config.seed)
     return TitansForCausalLM(settings)
+
+
+def take_weights(model: TitansForCausalLM, folder: Path) -> None:
+    """Start from the weights of the checkpoint in `folder`, which must fit to the last tensor."""
+    try:
+        given = read_model(folder).state_dict()
+    except OSError as error:
+        raise ConfigError(f"start_from: no checkpoint in {folder} ({error})") from error
+    wanted = model.state_dict()
+    both = {*given} & {*wanted}
+    other_shape = {name for name in both if given[name].shape != wanted[name].shape}
+    wrong = sorted({*given} ^ {*wanted} | other_shape)
+    if wrong:
+        raise ConfigError(
+            f"start_from: the model in {folder} differs from the model section in {len(wrong)} "
+            f"tensors, {wrong[0]} among them: give the section of its config.yaml"
+        )
+    model.load_state_dict(given)

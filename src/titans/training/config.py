@@ -40,6 +40,9 @@ class TrainConfig:
     """Clip the gradient to this norm; 0 switches it off."""
     memory_loss_weight: float = 0.0
     """lambda in `L = L_lm + lambda L_memory` (the mean associative loss of the memories)."""
+    write_cost: float = 0.0
+    """Cost of writing: this times the mean step size (theta) joins the loss, so that tokens that
+    need not be remembered are not written, and `write_threshold` finds a gap."""
     core_steps: int = 0
     """Two stages: in the first this many steps the memory is off the path and frozen."""
     freeze_core: bool = False
@@ -64,6 +67,7 @@ class TrainConfig:
         _not_negative("train.weight_decay", self.weight_decay)
         _not_negative("train.max_grad_norm", self.max_grad_norm)
         _not_negative("train.memory_loss_weight", self.memory_loss_weight)
+        _not_negative("train.write_cost", self.write_cost)
         if not self.learning_rate > 0:
             raise ConfigError(f"train.learning_rate must be above 0, got {self.learning_rate}")
         if not 0 <= self.min_learning_rate_ratio <= 1:
@@ -146,6 +150,8 @@ class RunConfig:
     """The folder of the run: configuration, logs, samples, checkpoints."""
     seed: int = 0
     """Decides initial weights, the order of the data and everything random."""
+    start_from: str | None = None
+    """A checkpoint of the same model whose weights this run starts with; None starts anew."""
     model: dict[str, object] = field(default_factory=dict)
     """Fields of `TitansConfig`. `vocab_size` follows the data when it is left out."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -14,7 +14,7 @@ from titans.data.streams import load_data
 from titans.errors import CheckpointError, ConfigError
 from titans.models import TitansForCausalLM
 from titans.training import snapshot, stages
-from titans.training.build import build_model
+from titans.training.build import build_model, take_weights
 from titans.training.carry import CarriedStates
 from titans.training.checkpoint import Checkpoint, CheckpointFolder
 from titans.training.config import RunConfig
@@ -132,6 +132,8 @@ class Run:
     def _load_model(self, start: Checkpoint | None) -> TitansForCausalLM:
         fresh = build_model(self.config, self.data)
         if start is None:
+            if self.config.start_from is not None:
+                take_weights(fresh, Path(self.config.start_from))
             return fresh
         model = snapshot.read_model(start.path)
         for name in self.config.model:

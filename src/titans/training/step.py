@@ -108,8 +108,10 @@ class Stepper:
         return output
 
     def _side_losses(self, output: TitansOutput) -> Tensor | float:
-        """lambda L_memory, and the predictive write gate's own loss."""
+        """lambda L_memory, the cost of writing, and the predictive write gate's own loss."""
         side: Tensor | float = 0.0
+        if self.config.write_cost and output.mean_step is not None:
+            side = side + self.config.write_cost * output.mean_step
         if self.config.memory_loss_weight and output.memory_loss is not None:
             side = side + self.config.memory_loss_weight * output.memory_loss
         if output.predictor_loss is not None:
