@@ -25,7 +25,7 @@ from titans.data.tasks.haystack import read_books
 from titans.errors import ConfigError, DataError
 from titans.evaluation.records import Score, accuracy_score, describe_path
 from titans.evaluation.subject import Subject
-from titans.evaluation.tasks import Cell, Outcome, batch_for
+from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for
 
 MAX_NEW_TOKENS = 20
 
@@ -72,7 +72,7 @@ class Babilong:
                 samples=self.samples,
                 length=length,
                 detail={"task": task},
-                batch_size=batch_for(length),
+                batch_size=batch_for(length, GENERATED_TOGETHER),
             )
             for length in sorted(self.lengths)
             for task in self.tasks

@@ -11,7 +11,7 @@ from titans.data.tasks.records import TextSample
 from titans.errors import ConfigError
 from titans.evaluation.records import Score, accuracy_score, describe_path, mean_score
 from titans.evaluation.subject import Subject
-from titans.evaluation.tasks import Cell, Outcome, batch_for
+from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class SNiah:
                 samples=self.samples,
                 length=length,
                 detail={"kind": kind} if depth is None else {"kind": kind, "depth": depth},
-                batch_size=batch_for(length),
+                batch_size=batch_for(length, GENERATED_TOGETHER),
             )
             for length in sorted(self.lengths)
             for kind in self.kinds

@@ -180,6 +180,9 @@ class ModelSubject:
 
     def generate(self, prompts: Sequence[IntArray], max_new_tokens: int) -> list[Reading]:
         """The greedy continuation of each prompt, up to the end-of-text token."""
+        if self.model.config.variant == "transformer" and len(prompts) > 1:
+            # Its cache grows with the text: one at a time is what `check_length` has allowed.
+            return [self.generate([prompt], max_new_tokens)[0] for prompt in prompts]
         ids, mask = _pad_left(prompts)
         stream = self._stream()
         following = torch.zeros(len(prompts), dtype=torch.long)
