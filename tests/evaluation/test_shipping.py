@@ -40,6 +40,9 @@ def test_a_run_is_shipped_with_its_record_log_and_card(
     for file in target.rglob("*"):
         if file.suffix in (".json", ".jsonl", ".yaml", ".md"):
             assert str(tmp_path) not in file.read_text(), file
+    shipping.main([str(run), str(tmp_path / "two"), "--after", str(run)])
+    assert "| training | 4 steps" in (tmp_path / "two" / "README.md").read_text()
+    assert (tmp_path / "two" / "stage-1" / "log.jsonl").is_file()
     monkeypatch.setattr(shipping, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="more than 100"):
         shipping.ship(run, target, [record])

@@ -18,6 +18,7 @@ from titans.evaluation.sweep import (
     run_sweep,
     summarise,
 )
+from training.runs import write_corpus
 
 FILE = """
 name: tiny
@@ -179,13 +180,27 @@ FILES = sorted((Path(__file__).parents[2] / "sweeps").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_sweeps_plan_rows_of_equal_size(
-    path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    assert {file.stem for file in FILES} == {"ablation", "variants"}
+    assert {file.stem for file in FILES} == {"ablation", "language", "variants"}
+    monkeypatch.setenv("TRAIN", str(write_corpus(tmp_path, 500)))
+    monkeypatch.setenv("TEST", str(tmp_path / "corpus.jsonl"))
     assert main(["sweep", str(path), "--plan"]) == 0
     jobs = capsys.readouterr().out.splitlines()
     sweep = load_sweep(path)
-    assert len(jobs) == 3 * len(sweep.rows) and sweep.evaluations
+    assert len(jobs) == len(sweep.seeds) * len(sweep.rows) and sweep.evaluations
     assert all("model.intermediate_size=" in job for job in jobs if not job.startswith(jobs[0][:6]))
     for evaluation in sweep.evaluations:
         build_task(evaluation.task, convert_options(evaluation.options))
+
+
+def test_a_sweep_names_the_variable_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_GIVEN", raising=False)
+    (tmp_path / "s.yaml").write_text("name: ${NOT_GIVEN}\n")
+    with pytest.raises(ConfigError, match=r"needs NOT_GIVEN: start with NOT_GIVEN=\.\.\."):
+        load_sweep(tmp_path / "s.yaml")

@@ -56,7 +56,7 @@ def test_report_is_the_mean_over_real_tokens(case: str) -> None:
     assert model(ids).memory_loss.requires_grad
 
 
-def test_write_threshold_holds_outside_training_only() -> None:
+def test_write_threshold_holds_outside_training_or_as_asked() -> None:
     model, ids = tiny_model("lmm"), tiny_tokens()
     with torch.no_grad():
         assert model(ids).memory_stats["written_share"].tolist() == [1.0, 1.0]
@@ -65,6 +65,8 @@ def test_write_threshold_holds_outside_training_only() -> None:
         frozen = model(ids).logits
         model.train()
         assert model(ids).memory_stats["written_share"].tolist() == [1.0, 1.0]
+        with_threshold = tiny_model("lmm", write_threshold=0.9, train_with_threshold=True).train()
+        assert with_threshold(ids).memory_stats["written_share"].tolist() == [0.0, 0.0]
         model.eval()
         model.set_memory_mode("frozen")
         torch.testing.assert_close(model(ids).logits, frozen, atol=1e-12, rtol=0)

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -35,7 +35,7 @@ tags: [titans, neural-memory]
 
 | | |
 |---|---|
-| training | {steps:,} steps, {tokens:,} tokens, {minutes:.0f} minutes on one CPU thread |
+| training | {steps:,} steps, {tokens:,} tokens, {minutes:.0f} minutes on one CPU thread{stages} |
 | lengths in training | {lengths} |
 | settings for inference | {settings} |
 | state while reading | {state} |
@@ -65,10 +65,15 @@ def ship(
     target: Path,
     records: Sequence[Path],
     *,
+    earlier: Sequence[Path] = (),
     settings: dict[str, object] | None = None,
     with_words: bool = False,
 ) -> None:
-    """Fill `target` with the last checkpoint of `run` and all that belongs to it."""
+    """Fill `target` with the last checkpoint of `run` and all that belongs to it.
+
+    Args:
+        earlier: the runs that this one started from, first one first.
+    """
     source = run / "checkpoints" / "last"
     subject = ModelSubject.load(source, settings=settings)
     target.mkdir(parents=True, exist_ok=True)
@@ -76,24 +81,51 @@ def ship(
     tokenizer = needle_tokenizer() if with_words else subject.tokenizer
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
-    shutil.copy(run / "log.jsonl", target / "log.jsonl")
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    _write_config(config, target)
+    stages = [_read_stage(stage) for stage in (*earlier, run)]
+    for number, stage in enumerate(stages, start=1):
+        folder = target if number == len(stages) else target / f"stage-{number}"
+        folder.mkdir(exist_ok=True)
+        shutil.copy(stage.log, folder / "log.jsonl")
+        _write_config(stage.config, folder, f"runs/{target.name}")
     loaded = []
     (target / "records").mkdir(exist_ok=True)
     for path in records:
         loaded.append(Record.load(path))
         shutil.copy(path, target / "records" / path.name)
-    card = _card(target.name, subject, config, target / "log.jsonl", loaded, settings or {})
+    card = _card(target.name, subject, stages, loaded, settings or {})
     (target / "README.md").write_text(card, encoding="utf-8")
     for file in target.rglob("*"):
         if file.is_file() and file.stat().st_size > MAX_BYTES:
             raise DataError(f"{file} has {file.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
 
 
-def _write_config(config: dict[str, Any], target: Path) -> None:
-    """The run's configuration, without where it ran: of an absolute path its name is left."""
-    plain = {**_without_folders(config), "out": f"runs/{target.name}"}
+class _Stage(NamedTuple):
+    """One run of a training in several."""
+
+    config: dict[str, Any]
+    log: Path
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of the log that are training steps."""
+        lines = [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+        return [line for line in lines if line["kind"] == "train"]
+
+    @property
+    def lengths(self) -> set[int]:
+        """Lengths of the sequences it was trained on."""
+        mixture = self.config["data"].get("mixture") or [self.config["data"]["task"]]
+        return {int(part["length"]) for part in mixture if "length" in part}
+
+
+def _read_stage(run: Path) -> _Stage:
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    return _Stage(config, run / "log.jsonl")
+
+
+def _write_config(config: dict[str, Any], target: Path, out: str) -> None:
+    """A run's configuration, without where it ran: of an absolute path its name is left."""
+    plain = {**_without_folders(config), "out": out}
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     (target / "config.yaml").write_text(text, encoding="utf-8")
 
@@ -109,24 +141,23 @@ def _without_folders(value: Any) -> Any:
 def _card(
     name: str,
     subject: ModelSubject,
-    config: dict,
-    log: Path,
+    stages: Sequence[_Stage],
     records: Sequence[Record],
     settings: dict[str, object],
 ) -> str:
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    steps = [line for line in lines if line["kind"] == "train"]
-    mixture = config["data"].get("mixture") or [config["data"]["task"]]
-    lengths = sorted({int(part["length"]) for part in mixture if "length" in part})
+    config = stages[-1].config
+    steps = [stage.steps for stage in stages]
+    lengths = sorted(set().union(*(stage.lengths for stage in stages)))
     states = [s.value for r in records for s in r.scores if s.metric == "state_bytes"]
     return CARD.format(
         name=name,
         variant=subject.config.variant.upper(),
         parameters=sum(p.numel() for p in subject.model.parameters()),
         source=config["data"]["source"],
-        steps=steps[-1]["step"],
-        tokens=steps[-1]["tokens"],
-        minutes=sum(line["seconds"] for line in steps) / 60,
+        stages="" if len(stages) == 1 else f" in {len(stages)} stages (`stage-1`, ...)",
+        steps=sum(lines[-1]["step"] for lines in steps),
+        tokens=sum(lines[-1]["tokens"] for lines in steps),
+        minutes=sum(line["seconds"] for lines in steps for line in lines) / 60,
         lengths=", ".join(format_length(n) for n in lengths) or config["data"]["sequence_len"],
         settings=", ".join(f"`{k}={v}`" for k, v in settings.items()) or "as trained",
         state=f"{states[0]:,.0f} bytes at every length" if len(set(states)) == 1 else "see records",
@@ -158,11 +189,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--record", type=Path, action="append", default=[])
+    parser.add_argument("--after", type=Path, action="append", default=[], metavar="RUN")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--words", action="store_true", help="add the needle task's tokenizer")
     args = parser.parse_args(words)
     settings = {name: yaml.safe_load(v) for name, _, v in (s.partition("=") for s in args.set)}
-    ship(args.run, args.target, args.record, settings=settings, with_words=args.words)
+    ship(
+        args.run,
+        args.target,
+        args.record,
+        earlier=args.after,
+        settings=settings,
+        with_words=args.words,
+    )
     print(f"wrote {args.target}", file=sys.stderr)
     return 0
 

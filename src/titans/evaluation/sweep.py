@@ -8,6 +8,8 @@ Training itself is handed in: this module knows plans, budgets and tables.
 
 import json
 import math
+import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,10 +105,14 @@ Evaluate = Callable[[Job, Evaluation, Path, Path], Record]
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep file; unknown keys are refused."""
+    """Read a sweep file; unknown keys are refused. `${NAME}` stands for an environment variable."""
     place = Path(path)
+    text = os.path.expandvars(place.read_text(encoding="utf-8"))
+    if missing := re.search(r"\$\{(\w+)\}", text):
+        name = missing.group(1)
+        raise ConfigError(f"{place} needs {name}: start with {name}=... titans sweep {place}")
     try:
-        tree = yaml.safe_load(place.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{place}: not valid YAML: {error}") from error
     if not isinstance(tree, dict):

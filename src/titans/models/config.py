@@ -111,6 +111,8 @@ class TitansConfig(PreTrainedConfig):
     """Associative gate: loss or grad_norm."""
     write_threshold: float | None = None
     """Outside training, a token whose step size (theta) is below this is not written at all."""
+    train_with_threshold: bool = False
+    """The write threshold holds in training, too: for gates that are trained already."""
     predictor_loss_weight: float = 0.01
     """Weight of the predictive gate's auxiliary loss."""
     checkpoint_version: int = CHECKPOINT_VERSION

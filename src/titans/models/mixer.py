@@ -44,18 +44,19 @@ class Mixer(nn.Module, ABC):
         self.memory: NeuralMemory | None = None
         self.memory_mode: MemoryMode = "live"
         self.write_threshold = config.write_threshold
+        self.train_with_threshold = config.train_with_threshold
 
     def train(self, mode: bool = True) -> "Mixer":
-        """Training and evaluation mode; the write threshold holds outside training only."""
+        """Training and evaluation mode: the write threshold may hold outside training only."""
         super().train(mode)
         self.set_write_threshold(self.write_threshold)
         return self
 
     def set_write_threshold(self, threshold: float | None) -> None:
-        """Outside training, write only tokens whose step size reaches this; None: all."""
+        """Write only tokens whose step size reaches this; None: all. See `train_with_threshold`."""
         self.write_threshold = threshold
         if self.memory is not None:
-            acting = None if self.training else threshold
+            acting = None if self.training and not self.train_with_threshold else threshold
             self.memory.options = replace(self.memory.options, write_threshold=acting)
 
     @abstractmethod
