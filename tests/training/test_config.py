@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from titans.data.tokenizer import encode_document, load_tokenizer
 from titans.errors import ConfigError
 from titans.models import TitansForCausalLM
 from titans.training.build import model_config
@@ -25,8 +26,21 @@ def test_the_named_configs_are_there() -> None:
     names = {path.stem for path in FILES}
     assert {"titans", "lmm", "mac", "mag", "mal", "transformer", "swa"} <= names
     assert SPACES
-    everything = set(FOLDER.rglob("*.*"))
+    everything = {p for p in FOLDER.rglob("*.*") if "tokenizers" not in p.parts}
     assert everything == {*FILES, *SPACES}, "a file in configs/ that no test looks at"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_what_a_config_refers_to_is_there(path: Path) -> None:
+    config = load_config(path)
+    if config.start_from is not None:
+        earlier = Path(config.start_from).parts[1]
+        assert earlier in {p.stem for p in FILES}
+    if config.data.tokenizer != "bytes":
+        spelled = "Where is Mary? The special magic number is: 1234567."
+        tokenizer = load_tokenizer(str(FOLDER.parent / config.data.tokenizer))
+        ids = encode_document(tokenizer, spelled)
+        assert tokenizer.decode(ids) == spelled and len(ids) < 25
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
@@ -70,6 +84,7 @@ def reduced(path: Path, folder: Path) -> RunConfig:
         "log.held_out_batches=1",
     ):
         apply_setting(tree, setting)
+    tree.pop("start_from", None)
     data, train = tree["data"], tree["train"]
     assert isinstance(data, dict) and isinstance(train, dict)
     if "core_steps" in train:

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -214,6 +215,12 @@ def check_options(options: Mapping[str, object], known: list[str], where: str) -
             )
 
 
+@lru_cache(maxsize=2)
+def _essay(path: str) -> Essay:
+    """A haystack: the variations of a mixture share it."""
+    return Essay.load(path)
+
+
 @dataclass(frozen=True)
 class _Niah:
     """Draws S-NIAH prompts of one length."""
@@ -235,7 +242,7 @@ class _Niah:
         try:
             task = NiahTask(
                 kind=kind,  # type: ignore[arg-type]
-                essay=Essay.load(config.path) if config.path and kind != "pk" else None,
+                essay=_essay(config.path) if config.path and kind != "pk" else None,
                 words=KeyWords.load(str(words)) if words else KeyWords.default(),
                 answer_tokens=int(options.get("answer_tokens", 40)),  # type: ignore[call-overload]
             )
