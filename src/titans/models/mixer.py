@@ -132,10 +132,17 @@ def _report(
         if write_mask is not None:
             written = written & write_mask[..., None]
         real = torch.ones_like(written) if mask is None else mask[..., None].expand_as(written)
-        alpha, eta, _ = gates
-        sums = [(part * real).sum() for part in (surprise.grad_norm, alpha, eta, written)]
-    loss, step = (surprise.loss * real).sum(), (gates.step_size * real).sum()
-    return MemoryReport(loss, *sums[:3], step, sums[3], real.sum())
+        parts = (surprise.grad_norm, gates.forget_gate, gates.momentum_decay, written)
+        norm, alpha, eta, num_written = ((part * real).sum() for part in parts)
+    return MemoryReport(
+        loss=(surprise.loss * real).sum(),
+        grad_norm=norm,
+        forget_gate=alpha,
+        momentum_decay=eta,
+        step_size=(gates.step_size * real).sum(),
+        written=num_written,
+        count=real.sum(),
+    )
 
 
 def write_prefix(
