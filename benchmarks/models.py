@@ -261,8 +261,8 @@ def _keep(name: str, result: dict[str, object]) -> None:
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known["machine"] = {"processor": platform.processor() or platform.machine(), "threads": 1}
     known["torch"] = torch.__version__
-    if name == "cost" and known.get("cost", {}).get("size") == result["size"]:
-        result["variants"] = {**known["cost"]["variants"], **result["variants"]}  # type: ignore[dict-item]
+    if name in ("cost", "flat") and known.get(name, {}).get("size") == result["size"]:
+        result["variants"] = {**known[name]["variants"], **result["variants"]}  # type: ignore[dict-item]
     if name == "cost":
         result["against_transformer"] = against_transformer(result["variants"])  # type: ignore[arg-type]
         print(json.dumps(result["against_transformer"], indent=2))

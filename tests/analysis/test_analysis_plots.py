@@ -118,6 +118,7 @@ def test_text_is_shaded_by_surprise(mag: Trace) -> None:
         plot_text(trace(tiny_model("lmm"), tiny_tokens(batch=1)[0]))
 
 
+@pytest.mark.slow
 def test_figures_are_saved_and_repeatable(mag: Trace, lmm: Trace, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

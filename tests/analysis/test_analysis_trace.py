@@ -143,6 +143,7 @@ def test_share_of_the_memory_adds_up() -> None:
         assert 0.01 < share.mean() < 0.99
 
 
+@pytest.mark.slow
 def test_size_does_not_grow_with_the_text() -> None:
     model = tiny_model("mag", dtype=torch.float32)
     limits = Limits(tokens=100, bins=32, reads=8, probes=6)

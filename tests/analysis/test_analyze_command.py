@@ -69,6 +69,7 @@ def test_two_texts_and_two_checkpoints(
     assert [trace["tokens"] for trace in told["traces"]] == [len(TEXT.encode())] * 2
 
 
+@pytest.mark.slow
 def test_only_the_first_tokens_are_kept_one_by_one(
     mag_checkpoint: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

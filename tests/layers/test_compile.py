@@ -16,25 +16,29 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(ScanOptions(), marks=pytest.mark.slow, id="paper"),
-        pytest.param(STABLE, id="stable"),
-    ],
-)
-def test_compiled_chunk_step_equals_eager(options: ScanOptions) -> None:
-    x = torch.randn(2, 20, 16)
+def check_compiled(options: ScanOptions, length: int, chunk_size: int) -> None:
+    x = torch.randn(2, length, 16)
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
         settings = ScanOptions(**{**vars(options), "compiled": compiled})
-        memory = NeuralMemory(16, num_heads=2, chunk_size=8, options=settings)
+        memory = NeuralMemory(16, num_heads=2, chunk_size=chunk_size, options=settings)
         y, state = memory(x)
         y.square().sum().backward()
         found.append((y, state.memory.weights[0], memory.key_proj.weight.grad))
     for eager, fast in zip(*found, strict=True):
         torch.testing.assert_close(fast, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_chunk_step_equals_eager() -> None:
+    """Two chunks of a size that is not grouped: one graph each way."""
+    check_compiled(ScanOptions(), 128, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [ScanOptions(), STABLE], ids=["paper", "stable"])
+def test_compiled_groups_and_open_chunks_equal_eager(options: ScanOptions) -> None:
+    check_compiled(options, 20, 8)
 
 
 @pytest.mark.slow

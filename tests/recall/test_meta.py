@@ -103,6 +103,7 @@ def test_training_lowers_the_loss_and_keeps_values_apart(vectors):
     assert curve[-1]["value_variance"] > 0.8 * before
 
 
+@pytest.mark.slow
 def test_without_the_contrastive_term_values_do_collapse(vectors):
     block = TurnBlock(32, SMALL)
     curve = train_block(block, vectors, [], MetaConfig(epochs=30, learning_rate=1e-2, contrast=0.0))

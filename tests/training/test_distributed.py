@@ -27,7 +27,7 @@ CASES = {
         "train.core_steps=3",
     ),
 }
-DEFAULT = ("carried", "sharded")
+DEFAULT = ("carried",)
 """The others take the same path in other combinations: they run with the slow tests."""
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from titans.ops import chunk_math as cm
+from titans.ops import mixing
 from titans.ops.joined import (
     cat_or_none,
     chunk_part,
@@ -63,7 +64,7 @@ class Written(NamedTuple):
     """One chunk after its writes, before its reads."""
 
     recall: cm.Recall
-    mixed: cm.Coefficients
+    mixed: mixing.Coefficients
     theta: Tensor
     active: Tensor | None
     scale: Tensor | None
@@ -77,7 +78,7 @@ def write_chunk(
     start: list[Tensor] | None,
     base: list[Tensor] | None,
     plan: Plan,
-    mixed: cm.Coefficients | None,
+    mixed: mixing.Coefficients | None,
     into: list[Tensor] | None,
 ) -> tuple[Written, list[Tensor]]:
     """Write one chunk; also give the memory after it, which is put `into` there if given.
@@ -89,7 +90,7 @@ def write_chunk(
     recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
     if mixed is None:
-        mixed = cm.coefficients(*acting_gates(tokens, verdict.active), verdict.active)
+        mixed = mixing.coefficients(*acting_gates(tokens, verdict.active), verdict.active)
     scale, squared = verdict.scale, verdict.grad_norm_squared
     theta = tokens.theta if scale is None else tokens.theta * scale
     if options.step_limit is not None:
@@ -176,7 +177,9 @@ class _Memories:
         return join_lists(self.found[: self.count]) if self.rows is None else self.rows
 
 
-def _known_coefficients(tokens: Tokens, count: int, options: ScanOptions) -> cm.Coefficients | None:
+def _known_coefficients(
+    tokens: Tokens, count: int, options: ScanOptions
+) -> mixing.Coefficients | None:
     """The coefficients of all chunks of a group, unless surprise decides which tokens act."""
     if options.surprise_threshold is not None and options.skip_unsurprising:
         return None
@@ -185,7 +188,7 @@ def _known_coefficients(tokens: Tokens, count: int, options: ScanOptions) -> cm.
         for gate in (*acting_gates(tokens, tokens.active), tokens.active)
     )
     assert alpha is not None and eta is not None
-    return cm.coefficients(alpha, eta, active)
+    return mixing.coefficients(alpha, eta, active)
 
 
 class GroupGrads(NamedTuple):
@@ -251,7 +254,7 @@ def group_backward(
             d_start = None
     d_keys, d_values, by_carry = writes.joined()
     d_alpha, d_eta, d_theta = _gates_backward(
-        by_read.rows, by_carry, cm.GateValues(alpha, eta, theta, cut.active), mixed, options
+        by_read.rows, by_carry, mixing.GateValues(alpha, eta, theta, cut.active), mixed, options
     )
     if cut.active is not None:
         d_alpha, d_eta = d_alpha * cut.active, d_eta * cut.active
@@ -269,7 +272,7 @@ class _WritesBackward:
         self,
         by_read: cm.ReadGrads,
         recall: cm.Recall,
-        mixed: cm.Coefficients,
+        mixed: mixing.Coefficients,
         theta: Tensor,
         base: list[Tensor] | None,
         plan: Plan,
@@ -334,8 +337,8 @@ def _add_start(d_packed: list[Tensor], d_base: list[Tensor] | None, d_start: lis
 def _gates_backward(
     by_rows: cm.ReadRows,
     by_carry: cm.CarryGrads,
-    gates: cm.GateValues,
-    mixed: cm.Coefficients,
+    gates: mixing.GateValues,
+    mixed: mixing.Coefficients,
     options: ScanOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gather the derivatives by the mixing coefficients into those by alpha, eta and theta."""
@@ -348,7 +351,7 @@ def _gates_backward(
     d_beta[:, -1] += by_carry.beta
     d_u[:, -1] += by_carry.u
     d_theta = (d_writes * mixed.mix).sum(1) + by_carry.push * mixed.momentum[:, -1]
-    d_alpha, d_eta = cm.coefficients_backward(
+    d_alpha, d_eta = mixing.coefficients_backward(
         gates,
         mixed,
         d_writes * gates.theta[:, None, :],

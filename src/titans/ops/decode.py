@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans.ops import chunk_math as cm
+from titans.ops import mixing
 from titans.ops.checks import check_scan
 from titans.ops.eager import eager
 from titans.ops.layout import bias_pattern, pack, stack, unstack
@@ -126,7 +127,7 @@ def _factor(
     alpha, eta, theta = gates
     base = stack(state.initial_weights) if options.forget_towards == "initial" else None
     assert verdict.grad_norm_squared is not None
-    mixed = cm.coefficients(alpha, eta, None)
+    mixed = mixing.coefficients(alpha, eta, None)
     moved = project_on_gradients(recall, pack(state, base), start, base)
     theta = theta if scale is None else theta * scale
     factor = stabilise(eta, theta, verdict.grad_norm_squared, recall, mixed, moved, options)

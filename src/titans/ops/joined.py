@@ -10,7 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from titans.ops.chunk_math import Coefficients, Recall
+from titans.ops.chunk_math import Recall
+from titans.ops.mixing import Coefficients
 
 
 def cut_rows(tokens: Tensor, count: int) -> Tensor:

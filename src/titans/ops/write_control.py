@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans.ops.chunk_math import Coefficients, Recall, grad_norm_squared, loss_value
+from titans.ops.chunk_math import Recall, grad_norm_squared, loss_value
+from titans.ops.mixing import Coefficients
 from titans.ops.options import ScanOptions
 
 

@@ -106,7 +106,7 @@ def stories(questions: Sequence[BabiQuestion]) -> list[range]:
     found: list[range] = []
     for index, question in enumerate(questions):
         before = questions[index - 1].facts if index else ()
-        goes_on = index > 0 and question.facts[: len(before)] == before
+        goes_on = len(question.facts) > len(before) > 0 and question.facts[: len(before)] == before
         first = found.pop().start if goes_on else index
         found.append(range(first, index + 1))
     return found
