@@ -26,8 +26,8 @@ each kind of model as the text grows beyond what it was trained on.
 
 
 OUR_TOKENS = (
-    "Ours are bytes, or where the checkpoint has a vocabulary of its own (1,024 entries) about 2.5 "
-    "bytes of prose each."
+    "Our tokens are bytes or, where the checkpoint has a vocabulary of its own (1,024 entries), "
+    "about 2.5 bytes of prose each."
 )
 
 
@@ -162,12 +162,14 @@ def _mqar(records: Sequence[Record]) -> str:
 def _babilong(records: Sequence[Record]) -> str:
     lengths = _lengths(records)
     tasks = sorted({str(s.detail["task"]) for r in records for s in r.scores})
-    rows = [
-        [_name(record), task, *(percent(_plain(record, "accuracy", n, task=task)) for n in lengths)]
-        for record in records
-        for task in tasks
-        if any(s.detail["task"] == task for s in record.scores)
-    ]
+    rows = []
+    for name in dict.fromkeys(map(_name, records)):
+        ours = [record for record in records if _name(record) == name]
+        for task in tasks:
+            found = [[_plain(record, "accuracy", n, task=task) for record in ours] for n in lengths]
+            cells = [next((s for s in same if s is not None), None) for same in found]
+            if any(cells):
+                rows.append([name, task, *map(percent, cells)])
     for model, values in paper.BABILONG.items():
         known = dict(zip(paper.BABILONG_LENGTHS, values, strict=True))
         cells = [f"*{known[n]:g}*" if n in known else "" for n in lengths]
