@@ -43,6 +43,8 @@ def test_trainer_trains_evaluates_and_saves(case: str, tmp_path: Path) -> None:
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
+    # Logits alone: what the memories report is no prediction.
+    assert trainer.predict(Repeated()).predictions.ndim == 3
     trainer.save_model(str(tmp_path / "last"))
     loaded = TitansForCausalLM.from_pretrained(tmp_path / "last").eval()
     with torch.no_grad():

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from titans.evaluation.sweep import Entry, Evaluation, Job, Sweep
 
 EXAMPLES = """examples:
-  titans sweep configs/sweeps/ablation.yaml --out runs/ablation
-  titans sweep configs/sweeps/variants.yaml --out runs/variants --set data.path=corpus.txt
-  titans sweep configs/sweeps/ablation.yaml --out runs/ablation --plan
+  titans sweep sweeps/ablation.yaml --out runs/ablation
+  titans sweep sweeps/ablation.yaml --out runs/ablation --plan
+  TRAIN=train.txt TEST=test.txt titans sweep sweeps/language.yaml --out runs/language
 
 Start it again to go on: finished rows are kept, a row that was stopped resumes from its checkpoint.
 """

@@ -2,6 +2,9 @@
 
     python -m titans.evaluation.shipping runs/needle-mac checkpoints/needle-mac \\
         --record results/needle/needle-mac.json --set write_threshold=0.05 --words
+
+`--after RUN` (repeated) names the runs that this one started from: their logs and configurations
+go along, and the card adds them up.
 """
 
 import argparse

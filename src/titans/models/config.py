@@ -24,7 +24,13 @@ class TitansConfig(PreTrainedConfig):
     """Configuration of `TitansForCausalLM`. Every field has a default that works."""
 
     model_type = "titans"
-    keys_to_ignore_at_inference = ["past_key_values", "memory_stats", "memory_loss"]  # noqa: RUF012
+    keys_to_ignore_at_inference = [  # noqa: RUF012
+        "past_key_values",
+        "memory_loss",
+        "mean_step",
+        "memory_stats",
+        "predictor_loss",
+    ]
 
     variant: str = "mac"
     """lmm | mac | mag | mal, or a baseline: transformer (full attention) | swa (sliding window)."""
