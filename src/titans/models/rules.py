@@ -15,12 +15,38 @@ from titans.layers.memory import NeuralMemory, Parts
 from titans.layers.memory_networks import MLP
 from titans.models.config import TitansConfig
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
+from titans.ops.delta import scan_delta
 
 SMALLEST_DECAY = 1e-6
 """1 - alpha is kept above this where it divides."""
 
 
-class GatedDeltaMemory(NeuralMemory):
+class DeltaMemory(NeuralMemory):
+    """One matrix and the exact online rule, a block of tokens at a time."""
+
+    def _scan(
+        self,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        gates: Gates,
+        memory: MemoryState,
+        mask: Tensor | None,
+        write_mask: Tensor | None,
+        want_surprise: bool,
+    ) -> tuple[Tensor, MemoryState, Surprise | None]:
+        if tokens[0].shape[1] == 1:
+            return super()._scan(tokens, gates, memory, mask, write_mask, want_surprise)
+        out, memory, surprise = scan_delta(
+            *tokens,
+            gates,
+            memory,
+            mask=mask,
+            write_mask=write_mask,
+            write_threshold=self.options.write_threshold,
+        )
+        return out, memory, surprise if want_surprise else None
+
+
+class GatedDeltaMemory(DeltaMemory):
     """Takes the error at the decayed memory, as Gated DeltaNet does; ours takes it before decay.
 
     With 2 theta = beta (1 - alpha) and v / (1 - alpha) in place of v, both are the same.
@@ -96,7 +122,7 @@ def _ttt(config: TitansConfig) -> NeuralMemory:
 
 
 def _delta(config: TitansConfig, *, is_gated: bool) -> NeuralMemory:
-    kind = GatedDeltaMemory if is_gated else NeuralMemory
+    kind = GatedDeltaMemory if is_gated else DeltaMemory
     memory = kind(
         config.hidden_size,
         num_heads=int(config.memory_num_heads or 0),

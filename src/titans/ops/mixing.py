@@ -40,7 +40,7 @@ class GateValues(NamedTuple):
 def coefficients(alpha: Tensor, eta: Tensor, active: Tensor | None) -> Coefficients:
     """Mix the gates of a chunk; products are taken directly, so exact zeros and ones are fine."""
     keep = 1 - alpha
-    decay, momentum = _running_products(torch.cat([keep, eta])).chunk(2)
+    decay, momentum = running_products(torch.cat([keep, eta])).chunk(2)
     added = decay if active is None else decay * active[:, None, :]
     mix = torch.bmm(added, momentum)
     # The start weights and momentum are as if added just before the first token.
@@ -48,7 +48,7 @@ def coefficients(alpha: Tensor, eta: Tensor, active: Tensor | None) -> Coefficie
     return Coefficients(decay, momentum, mix, beta, carry, u * eta[:, :1])
 
 
-def _running_products(factor: Tensor) -> Tensor:
+def running_products(factor: Tensor) -> Tensor:
     """P[t, j] = factor_{j+1} * ... * factor_t, lower triangular with a unit diagonal."""
     size = factor.shape[1]
     if size == 1:
@@ -105,13 +105,13 @@ def coefficients_backward(
     d_decay = d_added if active is None else d_added * active[:, None, :]
     d_decay[..., 0] += d_beta * keep[:, :1]
 
-    d_keep = _running_products_backward(mixed.decay, d_decay)
+    d_keep = running_products_backward(mixed.decay, d_decay)
     d_keep[:, 0] += (d_beta * mixed.decay[..., 0]).sum(-1)
-    d_eta = _running_products_backward(mixed.momentum, d_momentum)
+    d_eta = running_products_backward(mixed.momentum, d_momentum)
     d_eta[:, 0] += (d_u * mixed.mix[..., 0]).sum(-1) + d_last_carry * mixed.momentum[:, -1, 0]
     return GateGrads(-d_keep, d_eta)
 
 
-def _running_products_backward(product: Tensor, grad: Tensor) -> Tensor:
+def running_products_backward(product: Tensor, grad: Tensor) -> Tensor:
     inner = torch.bmm(product.mT, grad.tril_())
     return torch.nn.functional.pad((inner[:, 1:] * product[:, :-1]).sum(-1), (1, 0))
