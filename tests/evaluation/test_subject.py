@@ -129,7 +129,7 @@ def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path
 def test_throughput_counts_every_phase(variant: str) -> None:
     subject = ModelSubject(tiny(variant))
     depths = (1, 2) if variant == "mac" else ()
-    task = Throughput(lengths=(32,), samples=2, batch_tokens=64, memory_depths=depths)
+    task = Throughput(lengths=(32,), samples=2, rows=2, memory_depths=depths)
     assert len(task.cells()) == 3 * max(len(depths), 1)
     for cell in task.cells():
         outcomes = task.measure(subject, cell, 0, range(2))

@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     speed = parser.add_argument_group("throughput")
     speed.add_argument("--phases", type=_names, help="train,prefill,decode")
     speed.add_argument("--memory-depths", type=_numbers, help="e.g. 1,2,3,4")
-    speed.add_argument("--batch-tokens", type=int, help="tokens per step")
+    speed.add_argument("--rows", type=int, help="texts side by side (4)")
 
 
 def run(args: argparse.Namespace) -> int:

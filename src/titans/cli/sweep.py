@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   titans sweep sweeps/ablation.yaml --out runs/ablation
   titans sweep sweeps/ablation.yaml --out runs/ablation --plan
-  TRAIN=train.txt TEST=test.txt titans sweep sweeps/language.yaml --out runs/language
+  TRAIN=train.txt TEST=test.txt titans sweep sweeps/language.yaml --out runs/language \
+      --records results/language
 
 Start it again to go on: finished rows are kept, a row that was stopped resumes from its checkpoint.
 """
@@ -27,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder of the runs (runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
     parser.add_argument("--budget-minutes", type=float, help="instead of the file's")
+    parser.add_argument("--records", type=Path, help="also put the finished records here")
     parser.add_argument("--plan", action="store_true", help="print the jobs and stop")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan, run what is missing, print the table."""
     import dataclasses
 
-    from titans.evaluation.sweep import load_sweep, plan_jobs, run_sweep, summarise
+    from titans.evaluation.sweep import load_sweep, plan_jobs, publish, run_sweep, summarise
 
     sweep = load_sweep(args.file)
     sweep = dataclasses.replace(sweep, set=(*sweep.set, *args.set))
@@ -53,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         _train(base, job, folder)
 
     finished = run_sweep(sweep, jobs, out, train=train, evaluate=_evaluate, report=_say)
+    if args.records:
+        command = f"titans sweep {args.file}"
+        for file in publish(sweep, jobs, out, args.records, command):
+            _say(f"wrote {file}")
     entries = summarise(sweep, jobs, out)
     if args.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=1))

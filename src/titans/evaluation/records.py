@@ -80,6 +80,8 @@ class Record:
     machine: str
     command: str = ""
     """How to make this record again."""
+    sweep: str = ""
+    """The sweep whose row this is; empty for a record that stands alone."""
 
     def find(self, metric: str, length: int | None = None, **detail: Value) -> Score | None:
         """The first score that matches."""

@@ -12,7 +12,9 @@ from pathlib import Path
 from titans.evaluation import paper
 from titans.evaluation.heatmap import depth_scores, draw_heat_map
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record, Score, load_records
+from titans.evaluation.records import Record, Score, Value, load_records
+from titans.evaluation.report_sweeps import sweep_section, sweeps_of
+from titans.evaluation.report_tables import table
 
 HEAD = """# Results
 
@@ -35,9 +37,10 @@ def render(records: Sequence[Record]) -> str:
     """The whole page."""
     parts = [HEAD]
     for title, task, section in SECTIONS:
-        chosen = [record for record in records if record.task == task]
+        chosen = [r for r in records if r.task == task and not r.sweep]
         if chosen:
             parts.append(f"## {title}\n\n{section(chosen)}\n{_provenance(chosen)}")
+    parts += [sweep_section(rows) for rows in sweeps_of(records)]
     return "\n".join(parts)
 
 
@@ -46,12 +49,6 @@ def percent(score: Score | None) -> str:
     if score is None:
         return "-"
     return f"{100 * score.value:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _name(record: Record) -> str:
@@ -216,30 +213,34 @@ def _lm(records: Sequence[Record]) -> str:
 
 
 def _throughput(records: Sequence[Record]) -> str:
+    lengths = _lengths(records, "tokens_per_second")
     rows = []
     for record in records:
-        for score in record.scores:
-            if score.metric != "tokens_per_second":
-                continue
-            share = record.find("memory_share", score.length, **score.detail)
-            rows.append(
-                [
-                    _name(record),
-                    str(score.detail["phase"]),
-                    str(score.detail.get("depth", "own")),
-                    format_length(score.length or 0),
-                    f"{score.value:.0f}",
-                    "-" if share is None else f"{100 * share.value:.0f} %",
-                ]
-            )
-    head = ["model", "phase", "memory depth", "length", "tokens/s", "share of the memory"]
+        details = [s.detail for s in record.scores if s.metric == "tokens_per_second"]
+        for detail in [d for i, d in enumerate(details) if d not in details[:i]]:
+            cells = [_speed(record, n, detail) for n in lengths]
+            depth = str(detail.get("depth", "own"))
+            rows.append([_name(record), str(detail["phase"]), depth, *cells])
+    head = ["tokens/s", "phase", "memory depth", *map(format_length, lengths)]
     published = [
         [f"*{depth}*", *(f"*{value}*" for value in values)]
         for depth, values in paper.DEPTH_THROUGHPUT.items()
     ]
-    lengths = [format_length(n) for n in paper.DEPTH_THROUGHPUT_LENGTHS]
+    published_at = [format_length(n) for n in paper.DEPTH_THROUGHPUT_LENGTHS]
     note = f"\nPublished (figure 8, {paper.PLOT}), training, thousand tokens per second:\n\n"
-    return table(head, rows) + note + table(["memory depth", *lengths], published)
+    ours = (
+        "On one thread; in brackets the memory's share of the time, against the same model without "
+        "its memories.\n\n"
+    )
+    return ours + table(head, rows) + note + table(["memory depth", *published_at], published)
+
+
+def _speed(record: Record, length: int, detail: dict[str, Value]) -> str:
+    speed = record.find("tokens_per_second", length, **detail)
+    share = record.find("memory_share", length, **detail)
+    if speed is None:
+        return "-"
+    return f"{speed.value:.0f}" + ("" if share is None else f" ({100 * share.value:.0f} %)")
 
 
 SECTIONS: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (

@@ -6,6 +6,7 @@ valuable numbers come first. What is finished is never done again; a run that wa
 Training itself is handed in: this module knows plans, budgets and tables.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -194,6 +195,24 @@ def _spent(folder: Path) -> float | None:
     """Seconds that a finished job took; None for one that is not finished."""
     file = folder / DONE
     return float(json.loads(file.read_text())["seconds"]) if file.is_file() else None
+
+
+def publish(
+    sweep: Sweep, jobs: Sequence[Job], out: Path, target: Path, command: str
+) -> list[Path]:
+    """Copy the records of finished jobs to `target`, with the sweep's name and command."""
+    files = []
+    for job in jobs:
+        for evaluation in sweep.evaluations:
+            name = evaluation.name or evaluation.task
+            source = out / job.name / f"{name}.json"
+            if (out / job.name / DONE).is_file() and source.is_file():
+                record = dataclasses.replace(
+                    Record.load(source), sweep=sweep.name, command=command
+                )
+                files.append(target / f"{job.name}-{name}.json")
+                record.save(files[-1])
+    return files
 
 
 def summarise(sweep: Sweep, jobs: Sequence[Job], out: Path) -> list[Entry]:

@@ -34,8 +34,8 @@ class Throughput:
     phases: tuple[Phase, ...] = PHASES
     memory_depths: tuple[int, ...] = ()
     """Depths of the memory network to time; only the model's own when empty."""
-    batch_tokens: int = 4_096
-    """Tokens per training step or prefill; a longer length is read by one row alone."""
+    rows: int = 4
+    """Texts side by side in training and prefill, at every length; decoding has one."""
 
     name = "throughput"
 
@@ -43,10 +43,12 @@ class Throughput:
         unknown = [phase for phase in self.phases if phase not in PHASES]
         if unknown:
             raise ConfigError(f"phases are {', '.join(PHASES)}; got {', '.join(unknown)}")
+        if self.rows < 1:
+            raise ConfigError(f"rows must be at least 1, got {self.rows}")
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""
-        return {"batch_tokens": self.batch_tokens, "threads": torch.get_num_threads()}
+        return {"rows": self.rows, "threads": torch.get_num_threads()}
 
     def cells(self) -> list[Cell]:
         """Lengths within phases within depths; one batch per cell, so that it warms up once."""
@@ -99,8 +101,7 @@ class Throughput:
 
     def _time(self, model: TitansForCausalLM, phase: str, length: int) -> tuple[int, float]:
         """Tokens and seconds of one repetition."""
-        rows = max(1, self.batch_tokens // length)
-        ids = torch.randint(model.config.vocab_size, (rows, length))
+        ids = torch.randint(model.config.vocab_size, (self.rows, length))
         if phase == "train":
             model.train()
             began = time.perf_counter()

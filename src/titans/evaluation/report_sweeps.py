@@ -1,0 +1,95 @@
+"""Sweeps on the results page: one table each, a row's mean and spread over its seeds."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from titans.evaluation import paper
+from titans.evaluation.lengths import format_length
+from titans.evaluation.records import Record, Score
+from titans.evaluation.report_tables import table
+from titans.evaluation.sweep import standard_deviation
+
+SHOWN = {"lm": "bits_per_byte", "mqar": "accuracy", "permutations": "last_accuracy"}
+"""The metric that a sweep's table shows, by task."""
+SEED = re.compile(r"-seed\d+$")
+
+
+class Column(NamedTuple):
+    """One column of a sweep's table."""
+
+    task: str
+    setting: str
+    length: int | None
+    pairs: object
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        what = {"lm": "bits per byte"}.get(self.task, f"{self.task} {self.setting}".strip())
+        count = "" if self.pairs is None else f", {self.pairs} pairs"
+        return f"{what}, {format_length(self.length or 0)}{count}"
+
+
+def sweeps_of(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each sweep, in the order of their names."""
+    names = sorted({record.sweep for record in records if record.sweep})
+    return [[record for record in records if record.sweep == name] for name in names]
+
+
+def sweep_section(records: Sequence[Record]) -> str:
+    """Title, table, the paper's where there is one, and how it was made."""
+    columns = sorted(
+        {column for record in records for column, _ in _shown(record)},
+        key=lambda column: (column.task, column.setting, column.length or 0, str(column.pairs)),
+    )
+    names = list(dict.fromkeys(SEED.sub("", record.model.name) for record in records))
+    rows = []
+    for name in names:
+        ours = [r for r in records if SEED.sub("", r.model.name) == name]
+        seeds = len({r.model.name for r in ours})
+        parameters = f"{ours[0].model.num_parameters:,}"
+        cells = [_cell(ours, column) for column in columns]
+        rows.append([f"`{name}`", str(seeds), parameters, *cells])
+    head = ["row", "seeds", "parameters", *(column.title for column in columns)]
+    commit = ", ".join(sorted({record.commit or "-" for record in records}))
+    title = records[0].sweep
+    text = (
+        f"## Sweep: {title}\n\nMean over the seeds and, behind it, their standard deviation; one "
+        "seed stands alone. Accuracy in per cent.\n\n" + table(head, rows)
+    )
+    if "ablation" in title:
+        text += _papers_ablation()
+    return text + f"\nMade by `{records[0].command}`, commit {commit}.\n"
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation."""
+    return math.fsum(values) / len(values), standard_deviation(values)
+
+
+def _shown(record: Record) -> list[tuple[Column, Score]]:
+    metric = SHOWN.get(record.task)
+    setting = str(record.options.get("setting", ""))
+    return [
+        (Column(record.task, setting, score.length, score.detail.get("pairs")), score)
+        for score in record.scores
+        if score.metric == metric and set(score.detail) <= {"pairs", "updates"}
+    ]
+
+
+def _cell(records: Sequence[Record], column: Column) -> str:
+    values = [s.value for r in records for found, s in _shown(r) if found == column]
+    if not values:
+        return "-"
+    mean, spread = mean_and_spread(values)
+    if column.task == "lm":
+        return f"{mean:.4f}" + (f" ± {spread:.4f}" if len(values) > 1 else "")
+    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if len(values) > 1 else "")
+
+
+def _papers_ablation() -> str:
+    rows = [[f"*{name}*", *(f"*{v}*" for v in values)] for name, values in paper.ABLATION.items()]
+    head = ["the paper's table 5 (400M parameters)", "perplexity", "reasoning", "long context"]
+    return "\n" + table(head, rows)
