@@ -190,7 +190,7 @@ def test_shipped_sweeps_plan_rows_of_equal_size(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    assert {file.stem for file in FILES} == {"ablation", "language", "variants"}
+    assert {file.stem for file in FILES} == {"ablation", "language", "recall", "variants"}
     monkeypatch.setenv("TRAIN", str(write_corpus(tmp_path, 500)))
     monkeypatch.setenv("TEST", str(tmp_path / "corpus.jsonl"))
     assert main(["sweep", str(path), "--plan"]) == 0
