@@ -1,5 +1,7 @@
 """The layer: streaming, masks, gradients, stability, and each part switched off."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -308,3 +310,32 @@ def test_errors_name_the_value(make, error, message) -> None:
 def test_wrong_width_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\[batch, time, 16\]"):
         layer()(torch.randn(1, 3, 15, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("conv_size", [0, 4])
+@pytest.mark.parametrize("how", ["threshold", "write_mask"])
+def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: int) -> None:
+    """The short cut without a scan gives what the scan gives: reads, and the state to go on from."""
+    torch.manual_seed(0)
+    memory = NeuralMemory(
+        12, num_heads=2, chunk_size=5, parts=Parts(conv_size=conv_size)
+    ).double()
+    x = torch.randn(3, 40, 12, dtype=torch.float64)
+    parts = x.split([7, 2, 1, 11, 5, 14], dim=1)
+    with torch.no_grad():
+        _, start = memory(parts[0])
+        left = right = start
+        for part in parts[1:-1]:
+            mask = torch.zeros(part.shape[:2], dtype=torch.bool)
+            if how == "threshold":
+                memory.options = replace(memory.options, write_threshold=2.0)
+            given = {} if how == "threshold" else {"write_mask": mask}
+            short, left = memory(part, left, **given)
+            full, right, _ = memory(part, right, return_surprise=True, **given)
+            torch.testing.assert_close(short, full, atol=1e-12, rtol=0)
+            for name, tensor in left.named_tensors().items():
+                torch.testing.assert_close(tensor, right.named_tensors()[name], atol=1e-12, rtol=0)
+        memory.options = replace(memory.options, write_threshold=None)
+        after, _ = memory(parts[-1], left)
+        wanted, _ = memory(parts[-1], right)
+    torch.testing.assert_close(after, wanted, atol=1e-12, rtol=0)

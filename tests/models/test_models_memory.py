@@ -123,3 +123,18 @@ def test_overfits_a_small_batch(case: str) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     assert loss.item() < 0.3
+
+
+@pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal"])
+@pytest.mark.parametrize("threshold", [None, 0.1, 0.9])
+def test_reading_without_reports_gives_the_same(case: str, threshold: float | None) -> None:
+    model, ids = tiny_model(case, write_threshold=threshold), tiny_tokens()
+    with torch.no_grad():
+        wanted = model(ids)
+        model.set_memory_report(False)
+        cache = model.new_cache(2)
+        parts = [model(part, past_key_values=cache) for part in ids.split(7, dim=1)]
+    assert wanted.memory_stats is not None and parts[0].memory_stats is None
+    got = torch.cat([part.logits for part in parts], dim=1)
+    torch.testing.assert_close(got, wanted.logits, atol=1e-9, rtol=0)
+    assert model.train()(ids).memory_stats is not None, "training always reports"

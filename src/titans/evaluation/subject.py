@@ -83,6 +83,7 @@ class ModelSubject:
         if window < 1:
             raise ValueError(f"the reading window must be at least 1 token, got {window}")
         model.eval()
+        model.set_memory_report(False)
         self.model = model
         self.tokenizer = tokenizer
         self.name = name

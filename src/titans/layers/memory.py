@@ -300,13 +300,17 @@ class NeuralMemory(nn.Module):
         want_surprise: bool,
     ) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
         """Rows whose real tokens come first; `count` says how many (None: all)."""
+        gates, chunk_gates = self.gates(x, state.position, state.chunk_gates, count)
+        may_skip = count is None and not want_surprise and not torch.is_grad_enabled()
+        if may_skip and self._writes_nothing(gates, write_mask):
+            y, state = self._pass_by(x, state)
+            return y, state.replace(chunk_gates=chunk_gates), None
         raw = [self.query_proj(x), self.key_proj(x), self.value_proj(x)]
         tails = state.conv_tail.chunk(3, dim=-1)
         names = ("query", "key", "value")
         queries, keys, values = (
             self._shape(r, t, n) for r, t, n in zip(raw, tails, names, strict=True)
         )
-        gates, chunk_gates = self.gates(x, state.position, state.chunk_gates, count)
         mask = None if count is None else _real(count, x.shape[1], x)[..., 0].bool()
         out, memory, surprise = self._scan(
             (queries, keys, values), gates, state.memory, mask, write_mask, want_surprise
@@ -318,6 +322,27 @@ class NeuralMemory(nn.Module):
         if count is not None:
             y = y * _real(count, x.shape[1], y)
         return y, NeuralMemoryState(memory, conv_tail, state.read_tail, chunk_gates), surprise
+
+    def _writes_nothing(self, gates: Gates, write_mask: Tensor | None) -> bool:
+        """Whether every token of a call is a no-op, by its mask or by its step size."""
+        threshold = self.options.write_threshold
+        if write_mask is not None and not bool(write_mask.any()):
+            return True
+        return threshold is not None and not bool((gates.step_size >= threshold).any())
+
+    def _pass_by(
+        self, x: Tensor, state: NeuralMemoryState
+    ) -> tuple[Tensor, NeuralMemoryState]:
+        """Read only: what `_run` comes to where nothing is written, without the scan."""
+        tails = state.conv_tail.chunk(3, dim=-1)
+        raw = self.query_proj(x)
+        out = self.recall(self._shape(raw, tails[0], "query"), state.memory)
+        # Of keys and values, later calls need only what their convolutions look back on.
+        last = x[:, max(x.shape[1] - tails[0].shape[1], 0) :]
+        raws = (raw, self.key_proj(last), self.value_proj(last))
+        tail = torch.cat([next_tail(r, t, None) for r, t in zip(raws, tails, strict=True)], dim=-1)
+        memory = state.memory.pass_by(x.shape[1], self.chunk_size)
+        return self._output(out, x), state.replace(memory=memory, conv_tail=tail)
 
     def _scan(
         self,

@@ -113,6 +113,15 @@ class TitansPreTrainedModel(PreTrainedModel):
             if isinstance(module, Mixer):
                 module.memory_mode = mode
 
+    def set_memory_report(self, wanted: bool) -> None:
+        """Whether outputs have `memory_loss`, `mean_step` and `memory_stats`, outside training.
+
+        Without them a text is read faster where a write threshold leaves nothing to write.
+        """
+        for module in self.modules():
+            if isinstance(module, Mixer):
+                module.reports = wanted
+
     def set_write_threshold(self, threshold: float | None) -> None:
         """Outside training, write only tokens whose step size reaches this; None: all."""
         self.config.write_threshold = threshold

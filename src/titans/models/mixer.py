@@ -30,7 +30,7 @@ class Mixed(NamedTuple):
     out: Float[Tensor, "batch time dim"]
     state: BlockState
     report: MemoryReport | None
-    """None where the layer has no memory, or it is off."""
+    """None where the layer has no memory, or it is off, or nobody wants a report."""
 
 
 class Mixer(nn.Module, ABC):
@@ -43,6 +43,7 @@ class Mixer(nn.Module, ABC):
         super().__init__()
         self.memory: NeuralMemory | None = None
         self.memory_mode: MemoryMode = "live"
+        self.reports = True
         self.write_threshold = config.write_threshold
         self.train_with_threshold = config.train_with_threshold
 
@@ -97,12 +98,15 @@ def remember(
     state: BlockState,
     rows: Rows,
     write_mask: Bool[Tensor, "batch time"] | None,
-) -> tuple[Float[Tensor, "batch time dim"], BlockState, MemoryReport]:
+) -> tuple[Float[Tensor, "batch time dim"], BlockState, MemoryReport | None]:
     """Write x into the mixer's memory (unless it is frozen) and read it, causally."""
     memory, before = mixer.memory, state.memory
     assert memory is not None and before is not None
     if mixer.memory_mode == "frozen":
         write_mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+    if not (mixer.reports or mixer.training):
+        y, after = memory(x, before, mask=rows.mask, write_mask=write_mask)
+        return y, replace(state, memory=after), None
     y, after, surprise = memory(
         x, before, mask=rows.mask, write_mask=write_mask, return_surprise=True
     )

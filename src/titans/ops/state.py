@@ -168,6 +168,18 @@ class MemoryState:
 
         return _from_named({name: pick(name) for name in ours})
 
+    def pass_by(self, time: int, chunk_size: int) -> "MemoryState":
+        """The state after `time` tokens that write nothing and forget nothing."""
+        crossed = self.position % chunk_size + time >= chunk_size
+
+        def later(weight: Tensor, start: Tensor) -> Tensor:
+            return torch.where(crossed.view(-1, *[1] * (weight.ndim - 1)), weight, start)
+
+        return self.replace(
+            chunk_weights=tuple(map(later, self.weights, self.chunk_weights)),
+            position=self.position + time,
+        )
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor under a flat name, for saving and comparing."""
         groups = {
