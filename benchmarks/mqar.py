@@ -38,7 +38,12 @@ LEARNING_RATE = 3e-3
 SHAPES: dict[str, dict[str, object]] = {
     # Numbers of state with heads of width h: two layers and momentum 4 h^2, two layers 2 h^2,
     # one matrix h^2.
-    "titans": {"memory_num_heads": 1, "memory_head_dim": 0.5, "memory_expansion": 1.0},
+    "titans": {
+        "memory_num_heads": 1,
+        "memory_head_dim": 0.5,
+        "memory_expansion": 1.0,
+        "memory_init": "zero_last",  # as the delta rules start; learned starts learn later here
+    },
     "ttt": {"memory_num_heads": 2, "memory_head_dim": 0.5, "memory_expansion": 1.0},
     "delta": {"memory_num_heads": 1, "memory_head_dim": 1.0},
     "gated_delta": {"memory_num_heads": 1, "memory_head_dim": 1.0},
@@ -121,7 +126,9 @@ def train(model: Zoo, minutes: float, seed: int, learning_rate: float) -> dict[s
     bar = tqdm(total=100, unit="%", file=sys.stderr, disable=None)
     while (done := (time.process_time() - begin) / (60 * minutes)) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1, (steps + 1) / 50) * (0.55 + 0.45 * math.cos(math.pi * done))
+            group["lr"] = (
+                learning_rate * min(1, (steps + 1) / 50) * (0.55 + 0.45 * math.cos(math.pi * done))
+            )
         task = SETTING_B_TRAIN[choose(rng, done)]
         drawn = task.batch(rng, TOKENS_PER_STEP // task.length)
         labels = torch.from_numpy(drawn.labels)
@@ -138,8 +145,6 @@ def train(model: Zoo, minutes: float, seed: int, learning_rate: float) -> dict[s
             recent = 0.8 * recent + 0.2 * right
             bar.update(int(100 * done) - bar.n)
             bar.set_postfix(step=steps, loss=f"{loss.item():.2f}", accuracy=f"{recent:.2f}")
-            if not sys.stderr.isatty() and steps % 200 == 0:
-                print(f"{done:.2f} {steps} {task.length},{task.num_pairs} {loss.item():.3f} {recent:.3f}", flush=True)
     bar.close()
     return {"steps": steps, "tokens": tokens, "minutes": minutes, "learning_rate": learning_rate}
 
@@ -147,7 +152,9 @@ def train(model: Zoo, minutes: float, seed: int, learning_rate: float) -> dict[s
 def choose(rng: np.random.Generator, done: float) -> int:
     """A segment: one more of them after each tenth of the time, then their published shares."""
     known = min(len(SETTING_B_TRAIN), 1 + int(10 * done))
-    shares = np.array(SETTING_B_TRAIN_EXAMPLES[:known]) * [s.length for s in SETTING_B_TRAIN[:known]]
+    shares = np.array(SETTING_B_TRAIN_EXAMPLES[:known]) * [
+        s.length for s in SETTING_B_TRAIN[:known]
+    ]
     return int(rng.choice(known, p=shares / shares.sum()))
 
 

@@ -59,7 +59,14 @@ def everything() -> list[Record]:
 
 def test_every_task_has_a_section_with_ours_and_the_papers() -> None:
     page = render(everything())
-    for shown in ("75.0 [30.1, 95.4]", "*98.4*", "*0.96* at 34k", "*99*", "1.6250", "| 1000 (25 %) |"):
+    for shown in (
+        "75.0 [30.1, 95.4]",
+        "*98.4*",
+        "*0.96* at 34k",
+        "*99*",
+        "1.6250",
+        "| 1000 (25 %) |",
+    ):
         assert shown in page
     assert page.count("75.0 [30.1, 95.4]") == 5
 

@@ -197,9 +197,7 @@ def _spent(folder: Path) -> float | None:
     return float(json.loads(file.read_text())["seconds"]) if file.is_file() else None
 
 
-def publish(
-    sweep: Sweep, jobs: Sequence[Job], out: Path, target: Path, command: str
-) -> list[Path]:
+def publish(sweep: Sweep, jobs: Sequence[Job], out: Path, target: Path, command: str) -> list[Path]:
     """Copy the records of finished jobs to `target`, with the sweep's name and command."""
     files = []
     for job in jobs:
@@ -207,9 +205,7 @@ def publish(
             name = evaluation.name or evaluation.task
             source = out / job.name / f"{name}.json"
             if (out / job.name / DONE).is_file() and source.is_file():
-                record = dataclasses.replace(
-                    Record.load(source), sweep=sweep.name, command=command
-                )
+                record = dataclasses.replace(Record.load(source), sweep=sweep.name, command=command)
                 files.append(target / f"{job.name}-{name}.json")
                 record.save(files[-1])
     return files

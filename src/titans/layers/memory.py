@@ -330,9 +330,7 @@ class NeuralMemory(nn.Module):
             return True
         return threshold is not None and not bool((gates.step_size >= threshold).any())
 
-    def _pass_by(
-        self, x: Tensor, state: NeuralMemoryState
-    ) -> tuple[Tensor, NeuralMemoryState]:
+    def _pass_by(self, x: Tensor, state: NeuralMemoryState) -> tuple[Tensor, NeuralMemoryState]:
         """Read only: what `_run` comes to where nothing is written, without the scan."""
         tails = state.conv_tail.chunk(3, dim=-1)
         raw = self.query_proj(x)
