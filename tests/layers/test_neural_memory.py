@@ -315,7 +315,7 @@ def test_wrong_width_is_refused() -> None:
 @pytest.mark.parametrize("conv_size", [0, 4])
 @pytest.mark.parametrize("how", ["threshold", "write_mask"])
 def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: int) -> None:
-    """The short cut without a scan gives what the scan gives: reads, and the state to go on from."""
+    """The short cut gives what the scan gives: reads, and the state to go on from."""
     torch.manual_seed(0)
     memory = NeuralMemory(12, num_heads=2, chunk_size=5, parts=Parts(conv_size=conv_size)).double()
     x = torch.randn(3, 40, 12, dtype=torch.float64)

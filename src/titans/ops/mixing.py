@@ -113,5 +113,6 @@ def coefficients_backward(
 
 
 def running_products_backward(product: Tensor, grad: Tensor) -> Tensor:
+    """The derivative by the factors; `grad` is overwritten."""
     inner = torch.bmm(product.mT, grad.tril_())
     return torch.nn.functional.pad((inner[:, 1:] * product[:, :-1]).sum(-1), (1, 0))
