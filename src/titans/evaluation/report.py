@@ -5,6 +5,7 @@ them, in rows of their own. The same records give the same file, byte for byte.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -141,11 +142,17 @@ def _mqar(records: Sequence[Record]) -> str:
         if not ours:
             continue
         cells = [(s.length, s.detail) for s in ours[0].scores]
-        head = ["model", *(f"{n}, {detail['pairs']} pairs" for n, detail in cells)]
+        segments = [f"{n}, {detail['pairs']} pairs" for n, detail in cells]
         rows = [
-            [_name(r), *(percent(r.find("accuracy", n, **detail)) for n, detail in cells)]
+            [
+                _name(r),
+                *(_setting(r, name) for name in ("state_numbers", "tokens", "minutes")),
+                f"{100 * math.fsum(s.value for s in r.scores) / len(r.scores):.1f}",
+                *(percent(r.find("accuracy", n, **detail)) for n, detail in cells),
+            ]
             for r in ours
         ]
+        head = ["model", "state", "training tokens", "CPU minutes", "mean", *segments]
         size = ours[0].options.get("vocab_size")
         parts.append(f"Setting {setting}, vocabulary {size}:\n\n{table(head, rows)}")
     published = [
@@ -154,6 +161,12 @@ def _mqar(records: Sequence[Record]) -> str:
     ]
     note = f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes:\n\n"
     return "\n".join(parts) + note + table(["model", "accuracy"], published)
+
+
+def _setting(record: Record, name: str) -> str:
+    """A number from the model's settings, where it has it."""
+    value = record.model.settings.get(name)
+    return f"{value:,}" if isinstance(value, int | float) else "-"
 
 
 def _babilong(records: Sequence[Record]) -> str:

@@ -58,9 +58,17 @@ model = TitansForCausalLM.from_pretrained("checkpoints/{name}")
 
 ## Limits
 
-A small model of one synthetic task: it knows no language beyond it, and nothing else should be
-expected of it. It shows what its kind of memory does with lengths far beyond those in training.
+{limits}
 """
+TASK_LIMITS = """\
+A small model of one synthetic task: it knows no language beyond it, and nothing else should be
+expected of it. It shows what its kind of memory does with lengths far beyond those in training."""
+TEXT_LIMITS = """\
+A small model of bytes after a few minutes of training: it spells words, and writes nothing that
+makes sense. It shows what its kind of memory does for language modelling at lengths beyond those in
+training."""
+SHOWN = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}
+"""Metrics that a card shows."""
 
 
 def ship(
@@ -149,6 +157,7 @@ def _card(
     settings: dict[str, object],
 ) -> str:
     config = stages[-1].config
+    source = config["data"]["source"]
     steps = [stage.steps for stage in stages]
     lengths = sorted(set().union(*(stage.lengths for stage in stages)))
     states = [s.value for r in records for s in r.scores if s.metric == "state_bytes"]
@@ -156,7 +165,8 @@ def _card(
         name=name,
         variant=subject.config.variant.upper(),
         parameters=sum(p.numel() for p in subject.model.parameters()),
-        source=config["data"]["source"],
+        source=source,
+        limits=TEXT_LIMITS if source == "text" else TASK_LIMITS,
         stages="" if len(stages) == 1 else f" in {len(stages)} stages (`stage-1`, ...)",
         steps=sum(lines[-1]["step"] for lines in steps),
         tokens=sum(lines[-1]["tokens"] for lines in steps),
@@ -169,10 +179,12 @@ def _card(
 
 
 def _table(records: Sequence[Record]) -> str:
-    lines = ["| task | length | accuracy | interval | samples |", "|---|---|---|---|---|"]
+    metrics = {s.metric for record in records for s in record.scores} & set(SHOWN)
+    title = " / ".join(SHOWN[metric] for metric in sorted(metrics)) or "accuracy"
+    lines = [f"| task | length | {title} | interval | samples |", "|---|---|---|---|---|"]
     for record in records:
         for score in record.scores:
-            if score.metric == "accuracy" and score.length and "depth" not in score.detail:
+            if score.metric in SHOWN and score.length and not {"depth", "from"} & set(score.detail):
                 kind = str(score.detail.get("kind", ""))
                 kind = str(score.detail.get("task", kind))
                 if "distractors" in record.options:
@@ -180,7 +192,8 @@ def _table(records: Sequence[Record]) -> str:
                     kind += " distractors"
                 between = f"{score.low:.3f} to {score.high:.3f}"
                 lines.append(
-                    f"| {record.task}, {kind} | {format_length(score.length)} | "
+                    f"| {', '.join(filter(None, (record.task, kind)))} | "
+                    f"{format_length(score.length)} | "
                     f"{score.value:.3f} | {between} | {score.samples} |"
                 )
     return "\n".join(lines) + "\n"
