@@ -8,6 +8,8 @@ A sample's length counts its prompt, the given beginning of the answer and the t
 the answer, in the tokens of the model that will read it.
 """
 
+import itertools
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -188,17 +190,24 @@ def largest_fitting(cost: Callable[[int], int], limit: int) -> int | None:
         # Aim a little beyond where the line through zero and this point meets the limit.
         aim = int(1.02 * high * limit / max(high_cost, 1)) + 1
         high = min(max(high + 1, aim), 64 * high)
-    bisect = False
-    while high - low > 1:
+    # Where the line meets the limit, then its neighbour (which nearly always settles it: each cost
+    # is a whole text tokenized), then the middle, so that it ends soon even if the line misleads.
+    for how in itertools.cycle(("line", "neighbour", "middle")):
+        if high - low <= 1:
+            break
         share = (limit - low_cost) / max(high_cost - low_cost, 1)
-        middle = (low + high) // 2 if bisect else low + round(share * (high - low))
-        middle = min(max(middle, low + 1), high - 1)
-        middle_cost = cost(middle)
-        if middle_cost <= limit:
-            low, low_cost = middle, middle_cost
+        nearer_low = limit - low_cost < high_cost - limit
+        tried = {
+            "line": low + math.floor(share * (high - low)),
+            "neighbour": low + 1 if nearer_low else high - 1,
+            "middle": (low + high) // 2,
+        }[how]
+        tried = min(max(tried, low + 1), high - 1)
+        tried_cost = cost(tried)
+        if tried_cost <= limit:
+            low, low_cost = tried, tried_cost
         else:
-            high, high_cost = middle, middle_cost
-        bisect = not bisect
+            high, high_cost = tried, tried_cost
     return low
 
 
