@@ -2,7 +2,7 @@
 
 Reading order: `reference` (the specification), `chunk_math` (the closed form), `chunk_scan`
 (its loop and backward), `chunkwise` (the public scan), `decode` (one token), `functional`
-(any network as memory).
+(any network as memory), `delta` (the online rule of one matrix).
 """
 
 from titans.ops import reference as reference
