@@ -88,6 +88,12 @@ def _plain(record: Record, metric: str, length: int, **detail: str) -> Score | N
     return next(found, None)
 
 
+def _first(records: Sequence[Record], metric: str, length: int, **detail: str) -> Score | None:
+    """The score of a cell, from the first record of a model that has it."""
+    found = (_plain(record, metric, length, **detail) for record in records)
+    return next((score for score in found if score is not None), None)
+
+
 def _needle(records: Sequence[Record]) -> str:
     plain = [r for r in records if not depth_scores(r)]
     lengths = _lengths(plain)
@@ -115,16 +121,20 @@ def _between(numbers: Sequence[int]) -> str:
 def _s_niah(records: Sequence[Record]) -> str:
     parts = []
     for kind in ("pk", "n", "w"):
-        ours = [r for r in records if any(s.detail.get("kind") == kind for s in r.scores)]
-        lengths = sorted(
-            {s.length for r in ours for s in r.scores if s.detail.get("kind") == kind and s.length}
-        )
+        plain = [
+            (record, score.length)
+            for record in records
+            for score in record.scores
+            if score.detail.get("kind") == kind and "depth" not in score.detail and score.length
+        ]
+        lengths = sorted({length for _, length in plain})
         if not lengths:
             continue
-        rows = [
-            [_name(r), *(percent(_plain(r, "accuracy", n, kind=kind)) for n in lengths)]
-            for r in ours
-        ]
+        rows = []
+        for name in dict.fromkeys(_name(record) for record, _ in plain):
+            ours = [record for record in records if _name(record) == name]
+            cells = [_first(ours, "accuracy", n, kind=kind) for n in lengths]
+            rows.append([name, *map(percent, cells)])
         for model, values in paper.S_NIAH.items():
             known = dict(zip(paper.S_NIAH_LENGTHS, values[kind], strict=True))
             cells = [f"*{known[n]:.1f}*" if n in known else "" for n in lengths]
@@ -176,8 +186,7 @@ def _babilong(records: Sequence[Record]) -> str:
     for name in dict.fromkeys(map(_name, records)):
         ours = [record for record in records if _name(record) == name]
         for task in tasks:
-            found = [[_plain(record, "accuracy", n, task=task) for record in ours] for n in lengths]
-            cells = [next((s for s in same if s is not None), None) for same in found]
+            cells = [_first(ours, "accuracy", n, task=task) for n in lengths]
             if any(cells):
                 rows.append([name, task, *map(percent, cells)])
     for model, values in paper.BABILONG.items():
