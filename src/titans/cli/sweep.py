@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from titans.evaluation.sweep import Entry, Evaluation, Job, Sweep
 
 EXAMPLES = """examples:
-  titans sweep sweeps/ablation.yaml --out runs/ablation
-  titans sweep sweeps/ablation.yaml --out runs/ablation --plan
+  titans sweep sweeps/recall.yaml --out runs/recall
+  titans sweep sweeps/recall.yaml --out runs/recall --plan
   TRAIN=train.txt TEST=test.txt titans sweep sweeps/language.yaml --out runs/language \
       --records results/language
 
