@@ -61,7 +61,9 @@ def sweep_section(records: Sequence[Record]) -> str:
     )
     if "ablation" in title:
         text += _papers_ablation()
-    return text + f"\nMade by `{records[0].command}`, commit {commit}.\n"
+    texts = sorted({str(r.options["text"]).split("@")[0] for r in records if "text" in r.options})
+    tested = "".join(f", tested on `{name}`" for name in texts)
+    return text + f"\nMade by `{records[0].command}`{tested}, commit {commit}.\n"
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

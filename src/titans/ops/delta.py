@@ -12,6 +12,8 @@ A[t, s] the product of 1 - alpha behind s up to t, and beta_t the product up to 
 so all errors of a block solve one unit lower-triangular system (the WY form of DeltaNet).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -115,12 +117,12 @@ class _RunningProducts(torch.autograd.Function):
     """`running_products` with a derivative that divides by nothing: a factor may be zero."""
 
     @staticmethod
-    def forward(ctx, factors: Tensor) -> Tensor:
+    def forward(ctx: Any, factors: Tensor) -> Tensor:
         products = running_products(factors)
         ctx.save_for_backward(products)
         return products
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         (products,) = ctx.saved_tensors
         return running_products_backward(products, grad.clone())
