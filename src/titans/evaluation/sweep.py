@@ -260,6 +260,10 @@ def match_size(count: Callable[[int], int], target: int, tolerance: float) -> in
         raise ConfigError(
             f"even the smallest size has {count(low):,} parameters, more than {target:,}"
         )
+    # A width of a network counts linearly: then the line through the first two sizes is right.
+    guess = max(1, 1 + (target - count(1)) // max(1, count(2) - count(1)))
+    if count(guess) <= target < count(guess + 1):
+        low, high = guess, guess + 1
     while count(high) < target:
         low, high = high, 2 * high
     while high - low > 1:
