@@ -42,7 +42,12 @@ def sweep_section(records: Sequence[Record]) -> str:
     """Title, table, the paper's where there is one, and how it was made."""
     columns = sorted(
         {column for record in records for column, _ in _shown(record)},
-        key=lambda column: (column.task, column.setting, column.length or 0, str(column.pairs)),
+        key=lambda column: (
+            column.task,
+            column.setting,
+            column.length or 0,
+            int(str(column.pairs or 0)),
+        ),
     )
     names = list(dict.fromkeys(SEED.sub("", record.model.name) for record in records))
     rows = []
