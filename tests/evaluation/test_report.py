@@ -123,7 +123,7 @@ def known_means(records: list[Record]) -> set[str]:
     known = set()
     for found in records:
         if found.sweep:
-            known.add(f"{found.model.num_parameters:,}".split(",")[-1])
+            known |= set(f"{found.model.num_parameters:,}".split(","))
             row = found.model.name.rsplit("-seed", 1)[0]
             for score in found.scores:
                 cell = (found.sweep, row, found.task, str(found.options.get("setting")))
