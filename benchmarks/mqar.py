@@ -10,7 +10,6 @@ the same for all; the learning rate falls with it. Then the seven test segments,
 """
 
 import argparse
-import hashlib
 import math
 import sys
 import time
@@ -28,7 +27,7 @@ from titans.data.tasks.records import IntArray
 from titans.evaluation.mqar import Mqar
 from titans.evaluation.records import ModelCard
 from titans.evaluation.runner import run_task
-from titans.evaluation.subject import Reading
+from titans.evaluation.subject import Reading, weights_digest
 from titans.models import TitansConfig
 from titans.models.rules import build_memory
 
@@ -159,15 +158,12 @@ def parameter_groups(model: Zoo) -> list[dict[str, object]]:
 
 
 def card(model: Zoo, name: str, config: TitansConfig, training: dict[str, object]) -> ModelCard:
-    digest = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return ModelCard(
         name=name,
         variant="lmm",
         num_parameters=sum(p.numel() for p in model.parameters()),
         vocab_size=VOCABULARY,
-        digest=digest.hexdigest()[:12],
+        digest=weights_digest(model),
         settings={
             "memory_rule": config.memory_rule,
             "hidden_size": config.hidden_size,

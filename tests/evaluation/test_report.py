@@ -111,9 +111,9 @@ def known_numbers(records: list[Record]) -> set[str]:
             known.add(str(score.length))
         if found.task == "mqar":
             known.add(f"{100 * statistics.fmean(s.value for s in found.scores):.1f}")
-        for value in found.model.settings.values():
-            known |= set(f"{value:,}".split(",")) if isinstance(value, int | float) else set()
-            known.add(str(value))
+            for name in ("state_numbers", "tokens", "minutes"):
+                value = found.model.settings.get(name)
+                known |= set() if value is None else set(f"{value:,}".split(","))
     return known | known_means(records)
 
 

@@ -1,7 +1,6 @@
 """`titans sweep FILE`: train and evaluate a declared table of runs."""
 
 import argparse
-import functools
 import json
 import sys
 from dataclasses import asdict
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from titans.data.streams import TrainingData
     from titans.evaluation.records import Record
     from titans.evaluation.sweep import Entry, Evaluation, Job, Sweep
 
@@ -122,25 +120,16 @@ def _count(base: Path, settings: list[str]) -> int:
     """Parameters of a run's model, without making it."""
     import torch
 
+    from titans.data.streams import load_data
     from titans.models import TitansForCausalLM
     from titans.training.build import model_config
     from titans.training.config_file import load_config
 
     config = load_config(base, settings)
-    data = _data(base, tuple(s for s in settings if s.startswith("data.")))
+    data = load_data(config.data, batch_size=config.train.batch_size, seed=config.seed)
     built = model_config(config.model, vocab_size=data.vocab_size, tokenizer=data.tokenizer)
     with torch.device("meta"):
         return sum(p.numel() for p in TitansForCausalLM(built).parameters())
-
-
-@functools.lru_cache(maxsize=4)
-def _data(base: Path, settings: tuple[str, ...]) -> "TrainingData":
-    """The data of a run; rows that differ in their model alone share it."""
-    from titans.data.streams import load_data
-    from titans.training.config_file import load_config
-
-    config = load_config(base, list(settings))
-    return load_data(config.data, batch_size=config.train.batch_size, seed=config.seed)
 
 
 def _print_table(entries: list["Entry"]) -> None:

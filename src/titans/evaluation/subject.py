@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from titans.data.tasks.records import IntArray
@@ -125,17 +125,13 @@ class ModelSubject:
 
     def card(self) -> ModelCard:
         """What a record says about this model."""
-        state = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            state.update(name.encode())
-            state.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         settings = self.model.config.to_diff_dict()
         return ModelCard(
             name=self.name,
             variant=self.config.variant,
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             vocab_size=self.vocab_size,
-            digest=state.hexdigest()[:12],
+            digest=weights_digest(self.model),
             settings={k: v for k, v in settings.items() if k not in _NOT_SETTINGS},
         )
 
@@ -254,6 +250,15 @@ class _Stream:
             )
             self._cache = output.past_key_values
             yield output.logits
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A short hash of all weights, by name."""
+    state = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        state.update(name.encode())
+        state.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()[:12]
 
 
 _NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "auto_map", "model_type")

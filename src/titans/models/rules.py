@@ -33,6 +33,7 @@ class DeltaMemory(NeuralMemory):
         write_mask: Tensor | None,
         want_surprise: bool,
     ) -> tuple[Tensor, MemoryState, Surprise | None]:
+        tokens, gates = self._as_ours(tokens, gates)
         if tokens[0].shape[1] == 1:
             return super()._scan(tokens, gates, memory, mask, write_mask, want_surprise)
         out, memory, surprise = scan_delta(
@@ -45,6 +46,12 @@ class DeltaMemory(NeuralMemory):
         )
         return out, memory, surprise if want_surprise else None
 
+    def _as_ours(
+        self, tokens: tuple[Tensor, Tensor, Tensor], gates: Gates
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Gates]:
+        """Tokens and gates with which our rule is the published one."""
+        return tokens, gates
+
 
 class GatedDeltaMemory(DeltaMemory):
     """Takes the error at the decayed memory, as Gated DeltaNet does; ours takes it before decay.
@@ -52,21 +59,13 @@ class GatedDeltaMemory(DeltaMemory):
     With 2 theta = beta (1 - alpha) and v / (1 - alpha) in place of v, both are the same.
     """
 
-    def _scan(
-        self,
-        tokens: tuple[Tensor, Tensor, Tensor],
-        gates: Gates,
-        memory: MemoryState,
-        mask: Tensor | None,
-        write_mask: Tensor | None,
-        want_surprise: bool,
-    ) -> tuple[Tensor, MemoryState, Surprise | None]:
+    def _as_ours(
+        self, tokens: tuple[Tensor, Tensor, Tensor], gates: Gates
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Gates]:
         queries, keys, values = tokens
         decay = (1 - gates.forget_gate).clamp_min(SMALLEST_DECAY)
         gates = gates._replace(step_size=gates.step_size * decay)
-        values = values / decay[..., None].to(values.dtype)
-        tokens = (queries, keys, values)
-        return super()._scan(tokens, gates, memory, mask, write_mask, want_surprise)
+        return (queries, keys, values / decay[..., None].to(values.dtype)), gates
 
 
 def build_memory(config: TitansConfig) -> NeuralMemory:
