@@ -45,7 +45,7 @@ def project(memory: NeuralMemory, x: Tensor, name: str) -> Tensor:
     raw = getattr(memory, f"{name}_proj")(x)
     raw = F.silu(conv(raw, getattr(memory, f"{name}_conv").weight))
     heads = raw.unflatten(-1, (memory.num_heads, -1))
-    length = memory.parts.value_norm if name == "value" else 1.0
+    length = memory.value_length if name == "value" else 1.0
     return heads if length is None else length * heads / heads.norm(dim=-1, keepdim=True)
 
 

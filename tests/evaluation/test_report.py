@@ -126,7 +126,8 @@ def known_means(records: list[Record]) -> set[str]:
             known |= set(f"{found.model.num_parameters:,}".split(","))
             row = found.model.name.rsplit("-seed", 1)[0]
             for score in found.scores:
-                cell = (found.sweep, row, found.task, str(found.options.get("setting")))
+                options = [str(found.options.get(name)) for name in ("setting", "text")]
+                cell = (found.sweep, row, found.task, *options)
                 key = (*cell, score.metric, score.length, str(score.detail))
                 values.setdefault(key, []).append(score.value)
     for same in values.values():
@@ -153,6 +154,22 @@ def test_a_sweep_shows_mean_and_spread_over_its_seeds() -> None:
     assert "75.0 ± 35.4" in page and "*85.34*" in page
     assert "titans sweep sweeps/ablation.yaml" in page
     assert "## Associative recall" not in page, "a sweep's rows stand in its own table only"
+    assert not shown_numbers(page) - known_numbers(rows)
+
+
+def test_a_sweep_on_two_texts_has_two_tables() -> None:
+    rows = [
+        dataclasses.replace(
+            record("lm", [Score("bits_per_byte", value, value, value, 4, length=256)]),
+            sweep="language",
+            options={"text": f"{name}.txt@0"},
+        )
+        for name, value in (("one", 2.0), ("two", 3.0))
+    ]
+    page = render(rows)
+    first, second = page.split("## Sweep: language, on ")[1:]
+    assert first.startswith("one") and "2.0000" in first and "3.0000" not in first
+    assert second.startswith("two") and "3.0000" in second and "2.0000" not in second
     assert not shown_numbers(page) - known_numbers(rows)
 
 

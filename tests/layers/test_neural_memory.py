@@ -71,6 +71,8 @@ def test_values_have_the_length_asked_for() -> None:
         memory = layer(parts=Parts(value_norm=length))
         _, values = memory.associations(x, memory.initial_state(2))
         torch.testing.assert_close(values.norm(dim=-1), torch.full_like(values[..., 0], length))
+    for depth, length in ((1, 4.0), (2, 4.0), (3, 2.0), (4, 1.0)):
+        assert layer(memory=MLP(depth=depth)).value_length == length
     with pytest.raises(ValueError, match=r"value_norm must be above 0.*got 0"):
         Parts(value_norm=0.0)
     memory = layer(parts=Parts(value_norm=None))

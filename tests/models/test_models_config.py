@@ -49,3 +49,13 @@ def test_unknown_size_is_refused() -> None:
 def test_preset_takes_changes() -> None:
     config = preset("nano", "mag", window=128, intermediate_size=96)
     assert (config.window, config.intermediate_size, config.variant) == (128, 96, "mag")
+
+
+def test_deep_memories_start_where_they_are_put() -> None:
+    assert [TitansConfig(memory_depth=d).memory_init for d in (1, 2, 3, 4)] == [
+        "learned",
+        "learned",
+        "random",
+        "random",
+    ]
+    assert TitansConfig(memory_depth=3, memory_init="learned").memory_init == "learned"

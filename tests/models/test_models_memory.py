@@ -6,6 +6,7 @@ from torch import nn
 
 from support.models import VARIANTS, tiny_model, tiny_tokens
 from titans.layers.rows import Rows
+from titans.models import TitansConfig, TitansForCausalLM
 from titans.models.predictor import SurprisePredictor
 
 
@@ -138,3 +139,21 @@ def test_reading_without_reports_gives_the_same(case: str, threshold: float | No
     got = torch.cat([part.logits for part in parts], dim=1)
     torch.testing.assert_close(got, wanted.logits, atol=1e-9, rtol=0)
     assert model.train()(ids).memory_stats is not None, "training always reports"
+
+
+def test_a_deep_memory_trains_as_calmly_as_a_shallow_one() -> None:
+    def gradient(**settings: object) -> float:
+        torch.manual_seed(0)
+        config = TitansConfig(
+            variant="mac", vocab_size=64, hidden_size=128, num_hidden_layers=2,
+            num_attention_heads=2, segment_len=32, chunk_size=16, **settings,
+        )  # fmt: skip
+        model = TitansForCausalLM(config)
+        ids = torch.randint(64, (1, 256), generator=torch.Generator().manual_seed(1))
+        model(ids, labels=ids).loss.backward()
+        return nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+
+    calm = gradient(memory_depth=2)
+    assert gradient(memory_depth=4) < 2 * calm
+    # Values as long as a shallow memory's, which are four times as long.
+    assert gradient(memory_depth=4, memory_value_norm=16.0) > 10 * calm

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from titans.evaluation import paper
@@ -33,9 +34,16 @@ class Column(NamedTuple):
 
 
 def sweeps_of(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each sweep, in the order of their names."""
-    names = sorted({record.sweep for record in records if record.sweep})
-    return [[record for record in records if record.sweep == name] for name in names]
+    """The records of each sweep, and of each text where it was run on several, by name."""
+    groups = []
+    for name in sorted({record.sweep for record in records if record.sweep}):
+        chosen = [record for record in records if record.sweep == name]
+        texts = _texts(chosen)
+        if len(texts) < 2:
+            groups.append(chosen)
+        else:
+            groups += [[r for r in chosen if _texts([r]) == [text]] for text in texts]
+    return groups
 
 
 def sweep_section(records: Sequence[Record]) -> str:
@@ -60,15 +68,20 @@ def sweep_section(records: Sequence[Record]) -> str:
     head = ["row", "seeds", "parameters", *(column.title for column in columns)]
     commit = ", ".join(sorted({record.commit or "-" for record in records}))
     title = records[0].sweep
+    heading = title + "".join(f", on {Path(name).stem}" for name in _texts(records))
     text = (
-        f"## Sweep: {title}\n\nMean over the seeds and, behind it, their standard deviation; one "
+        f"## Sweep: {heading}\n\nMean over the seeds and, behind it, their standard deviation; one "
         "seed stands alone. Accuracy in per cent.\n\n" + table(head, rows)
     )
     if "ablation" in title:
         text += _papers_ablation()
-    texts = sorted({str(r.options["text"]).split("@")[0] for r in records if "text" in r.options})
-    tested = "".join(f", tested on `{name}`" for name in texts)
+    tested = "".join(f", tested on `{name}`" for name in _texts(records))
     return text + f"\nMade by `{records[0].command}`{tested}, commit {commit}.\n"
+
+
+def _texts(records: Sequence[Record]) -> list[str]:
+    """The texts that the records were tested on."""
+    return sorted({str(r.options["text"]).split("@")[0] for r in records if "text" in r.options})
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

@@ -47,7 +47,7 @@ class Parts:
     """Length that every value is brought to, per head; None leaves it as projected (the paper).
     What is read is normalised, so nothing else keeps values from growing in training without end,
     and with them the memory's loss and its gradients (docs/decisions/0003-stabiliser.md). 4 is
-    four times what an untrained memory answers."""
+    four times what an untrained memory answers. Halved for every layer of an `MLP` beyond two."""
     output_norm: bool = True
     """RMS norm of what is read, per head."""
     output_gate: bool = True
@@ -65,6 +65,14 @@ class Parts:
             )
 
 
+def default_init(depth: int) -> MemoryInit:
+    """How a memory of so many layers starts: where a deep one starts is not to be learned.
+
+    Its layers multiply, and grow in training until a write overshoots.
+    """
+    return "learned" if depth <= 2 else "random"
+
+
 class NeuralMemory(nn.Module):
     """A memory whose weights learn while it reads.
 
@@ -79,7 +87,8 @@ class NeuralMemory(nn.Module):
         gates: how forgetting, momentum and step size are made.
         parts: which of the paper's parts are used.
         init: initial weights of the memory: learned; random and fixed; or learned with a last
-            layer of zeros, so that an empty memory reads zero.
+            layer of zeros (zero_last), so that an empty memory reads zero. By default learned, and
+            random for an `MLP` of three layers or more (docs/decisions/0003-stabiliser.md).
         options: what the scan does beyond the plain recurrence.
     """
 
@@ -93,7 +102,7 @@ class NeuralMemory(nn.Module):
         chunk_size: int = 64,
         gates: GateSettings = GateSettings(),  # noqa: B008 (frozen)
         parts: Parts = Parts(),  # noqa: B008 (frozen)
-        init: MemoryInit = "learned",
+        init: MemoryInit | None = None,
         options: ScanOptions = STABLE,
     ) -> None:
         super().__init__()
@@ -105,6 +114,9 @@ class NeuralMemory(nn.Module):
             head_dim = dim // num_heads
         if chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        depth = memory.depth if isinstance(memory, MLP) else 0
+        if init is None:
+            init = default_init(depth)
         if init not in ("learned", "random", "zero_last"):
             raise ValueError(f"init must be learned, random or zero_last, got {init!r}")
         inner = num_heads * head_dim
@@ -114,6 +126,8 @@ class NeuralMemory(nn.Module):
             )
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.chunk_size, self.parts = chunk_size, parts
+        length = parts.value_norm
+        self.value_length = None if length is None else length * 0.5 ** max(0, depth - 2)
 
         self.query_proj = nn.Linear(dim, inner, bias=parts.bias)
         self.key_proj = nn.Linear(dim, inner, bias=parts.bias)
@@ -402,7 +416,7 @@ class NeuralMemory(nn.Module):
             raw = nn.functional.silu(raw)
         heads = raw.unflatten(-1, (self.num_heads, self.head_dim))
         if name == "value":
-            length = self.parts.value_norm
+            length = self.value_length
             return heads if length is None else fixed_length(heads, length)
         return fixed_length(heads) if self.parts.normalize else heads
 

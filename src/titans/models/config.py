@@ -11,6 +11,7 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from titans.errors import CheckpointError, ConfigError
+from titans.layers.memory import default_init
 
 Variant = Literal["lmm", "mac", "mag", "mal", "transformer", "swa"]
 VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "transformer", "swa")
@@ -87,7 +88,8 @@ class TitansConfig(PreTrainedConfig):
     memory_conv_kernel: int = 4
     """Width of the causal convolution on queries, keys and values; 0 switches it off."""
     memory_value_norm: float | None = 4.0
-    """Length of every value that is written; None: as projected (the paper)."""
+    """Length of every value that is written, halved for each memory layer beyond two; None: as
+    projected (the paper)."""
     memory_momentum: bool = True
     """Past surprise carries on (eta in eq. 14); False: eta = 0."""
     memory_forgetting: bool = True
@@ -100,8 +102,9 @@ class TitansConfig(PreTrainedConfig):
     """Forgetting (alpha) at the start; keep its inverse above the lengths trained on."""
     memory_momentum_init: float = 0.5
     """Momentum (eta) at the start."""
-    memory_init: str = "learned"
-    """The memory's first weights: learned, random (fixed), or zero_last (learned, last layer 0)."""
+    memory_init: str | None = None
+    """The memory's first weights: learned, random (fixed), or zero_last (learned, last layer 0);
+    None: learned up to two layers, random beyond."""
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
     step_limit: float | None = 1.0
@@ -138,6 +141,8 @@ class TitansConfig(PreTrainedConfig):
             self.memory_num_heads = self.num_attention_heads
         if self.memory_head_dim is None:
             self.memory_head_dim = self.hidden_size // max(self.memory_num_heads, 1)
+        if self.memory_init is None:
+            self.memory_init = default_init(self.memory_depth)
         _check(self)
 
     @classmethod
