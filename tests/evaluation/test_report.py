@@ -160,7 +160,7 @@ def test_a_sweep_shows_mean_and_spread_over_its_seeds() -> None:
 def test_a_sweep_on_two_texts_has_two_tables() -> None:
     rows = [
         dataclasses.replace(
-            record("lm", [Score("bits_per_byte", value, value, value, 4, length=256)]),
+            record("lm", [mean_score([value] * 4, "bits_per_byte", length=256)]),
             sweep="language",
             options={"text": f"{name}.txt@0"},
         )
