@@ -46,3 +46,14 @@ def test_a_run_is_shipped_with_its_record_log_and_card(
     monkeypatch.setattr(shipping, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="more than 100"):
         shipping.ship(run, target, [record])
+
+
+def test_a_stage_knows_the_tasks_and_lengths_of_its_mixture(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "data: {task: {name: qa1}, mixture: [{length: 0}, {name: qa2, length: 64}]}"
+    )
+    stage = shipping._read_stage(tmp_path)
+    assert stage.kinds == {"qa1", "qa2"} and stage.lengths == {0, 64}
+    (tmp_path / "config.yaml").write_text("data: {source: text}")
+    stage = shipping._read_stage(tmp_path)
+    assert stage.kinds == set() and stage.lengths == set()

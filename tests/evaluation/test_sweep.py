@@ -12,12 +12,16 @@ from titans.evaluation.registry import build_task, convert_options
 from titans.evaluation.sweep import (
     Evaluation,
     Job,
+    JobFailedError,
     load_sweep,
     match_size,
     plan_jobs,
+    publish,
     run_sweep,
     summarise,
 )
+from titans.training.diagnosis import NonFiniteLoss
+from titans.training.trainer import Trainer
 from training.runs import write_corpus
 
 FILE = """
@@ -62,10 +66,14 @@ class Workshop:
         self.trained: list[str] = []
         self.now = 0.0
         self.values = values or {}
+        self.failing: set[str] = set()
+        self.said: list[str] = []
 
     def train(self, job: Job, folder: Path) -> None:
         self.trained.append(job.name)
         self.now += 60
+        if job.name in self.failing:
+            raise JobFailedError("not finite at step 3")
 
     def evaluate(self, job: Job, evaluation: Evaluation, folder: Path, file: Path) -> Record:
         found = record(self.values.get(job.name, 0.5))
@@ -81,7 +89,7 @@ class Workshop:
             out,
             train=self.train,
             evaluate=self.evaluate,
-            report=lambda text: None,
+            report=self.said.append,
             clock=lambda: self.now,
         )
 
@@ -114,6 +122,21 @@ def test_a_job_that_was_killed_is_begun_again_but_its_records_are_kept(tmp_path:
     workshop = Workshop()
     assert workshop.run(write(tmp_path), out) and "full-seed0" in workshop.trained
     assert Record.load(out / "full-seed0" / "needle.json").scores[0].value == 0.25
+
+
+def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    path, out = write(tmp_path), tmp_path / "out"
+    workshop = Workshop()
+    workshop.failing = {"full-seed0"}
+    assert workshop.run(path, out) and len(workshop.trained) == 4
+    assert "full-seed0 failed, the sweep goes on: not finite at step 3" in workshop.said
+    again = Workshop()
+    assert again.run(path, out) and again.trained == []
+    assert again.said == ["1 of 4 jobs failed: full-seed0"]
+    sweep = load_sweep(path)
+    jobs = plan_jobs(sweep)
+    assert [entry.seeds for entry in summarise(sweep, jobs, out)] == [1, 2]
+    assert len(publish(sweep, jobs, out, tmp_path / "records", "titans sweep")) == 3
 
 
 def test_the_table_has_mean_and_spread_over_seeds(tmp_path: Path) -> None:
@@ -178,6 +201,21 @@ def test_a_small_sweep_trains_evaluates_and_matches_parameters(
     published = Record.load(records / "no-conv-seed0-needle.json")
     assert published.sweep == "tiny" and published.command == f"titans sweep {path}"
     assert published.scores == Record.load(out / "no-conv-seed0" / "needle.json").scores
+
+
+def test_a_training_that_diverges_does_not_end_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(trainer: Trainer) -> None:
+        raise NonFiniteLoss("5 steps in a row were not finite; stopped at step 7.\n  more")
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    (tmp_path / "base.yaml").write_text(BASE)
+    path, out = write(tmp_path), tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "full-seed0 failed, the sweep goes on: 5 steps in a row" in said and "more" not in said
+    assert "4 of 4 jobs failed: full-seed0, no-conv-seed0, full-seed1, no-conv-seed1" in said
 
 
 FILES = sorted((Path(__file__).parents[2] / "sweeps").glob("*.yaml"))

@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(base: Path, job: "Job", folder: Path) -> None:
+    from titans.evaluation.sweep import JobFailedError
     from titans.training.config_file import load_config
+    from titans.training.diagnosis import NonFiniteLoss
     from titans.training.trainer import Trainer
 
     config = load_config(base, [*job.settings, f"out={folder}"])
@@ -76,6 +78,8 @@ def _train(base: Path, job: "Job", folder: Path) -> None:
     trainer = Trainer(config, resume=begun)
     try:
         result = trainer.fit()
+    except NonFiniteLoss as error:
+        raise JobFailedError(str(error).splitlines()[0]) from error
     finally:
         trainer.run.processes.close()
     if result.interrupted:

@@ -195,7 +195,8 @@ def _babilong(records: Sequence[Record]) -> str:
         rows.append([f"*{model} (paper)*", "mean qa1-5", *cells])
     note = (
         f"Accuracy in per cent. {OUR_TOKENS} The published lengths count GPT-2's tokens, each "
-        "worth about four bytes.\n\n"
+        "worth about four bytes. A model's card tells which tasks it was trained on; "
+        "`babilong-tasks` was not on qa3.\n\n"
     )
     return note + table(["model", "task", *map(format_length, lengths)], rows)
 

@@ -33,7 +33,7 @@ tags: [titans, neural-memory]
 ---
 # {name}
 
-{variant} model with {parameters:,} parameters, trained on the `{source}` task with
+{variant} model with {parameters:,} parameters, trained on the `{source}` task{kinds} with
 `titans train` (the whole configuration is in `config.yaml`, the log in `log.jsonl`).
 
 | | |
@@ -123,10 +123,20 @@ class _Stage(NamedTuple):
         return [line for line in lines if line["kind"] == "train"]
 
     @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The options of every task that it was trained on."""
+        task = self.config["data"].get("task") or {}
+        return [{**task, **part} for part in self.config["data"].get("mixture") or [{}]]
+
+    @property
     def lengths(self) -> set[int]:
         """Lengths of the sequences it was trained on."""
-        mixture = self.config["data"].get("mixture") or [self.config["data"]["task"]]
-        return {int(part["length"]) for part in mixture if "length" in part}
+        return {int(part["length"]) for part in self.parts if "length" in part}
+
+    @property
+    def kinds(self) -> set[str]:
+        """Which of a family of tasks it was trained on: qa1, pk."""
+        return {str(part[key]) for part in self.parts for key in ("name", "kind") if key in part}
 
 
 def _read_stage(run: Path) -> _Stage:
@@ -160,12 +170,14 @@ def _card(
     source = config["data"]["source"]
     steps = [stage.steps for stage in stages]
     lengths = sorted(set().union(*(stage.lengths for stage in stages)))
+    kinds = ", ".join(sorted(set().union(*(stage.kinds for stage in stages))))
     states = [s.value for r in records for s in r.scores if s.metric == "state_bytes"]
     return CARD.format(
         name=name,
         variant=subject.config.variant.upper(),
         parameters=sum(p.numel() for p in subject.model.parameters()),
         source=source,
+        kinds=f" ({kinds})" if kinds else "",
         limits=TEXT_LIMITS if source == "text" else TASK_LIMITS,
         stages="" if len(stages) == 1 else f" in {len(stages)} stages (`stage-1`, ...)",
         steps=sum(lines[-1]["step"] for lines in steps),

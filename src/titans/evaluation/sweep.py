@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from titans.errors import ConfigError
+from titans.errors import ConfigError, TitansError
 from titans.evaluation.records import Record
 
 DONE = "done.json"
@@ -105,6 +105,10 @@ Evaluate = Callable[[Job, Evaluation, Path, Path], Record]
 """(job, evaluation, folder, file of the record) -> the record."""
 
 
+class JobFailedError(TitansError):
+    """One job of a sweep cannot be finished; the others can."""
+
+
 def load_sweep(path: str | Path) -> Sweep:
     """Read a sweep file; unknown keys are refused. `${NAME}` stands for an environment variable."""
     place = Path(path)
@@ -164,7 +168,10 @@ def run_sweep(
     report: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Do what is not done yet while the budget lasts; tell whether everything is finished."""
+    """Do what is not done yet while the budget lasts; tell whether everything is finished.
+
+    A job that raises `JobFailedError` is done, too, without records: it is not tried again.
+    """
     spent = {job.name: seconds for job in jobs if (seconds := _spent(out / job.name)) is not None}
     for number, job in enumerate(jobs, start=1):
         if job.name in spent:
@@ -181,20 +188,34 @@ def run_sweep(
         began = clock()
         folder = out / job.name
         folder.mkdir(parents=True, exist_ok=True)
-        train(job, folder)
-        for evaluation in sweep.evaluations:
-            file = folder / f"{evaluation.name or evaluation.task}.json"
-            if not file.exists():
-                evaluate(job, evaluation, folder, file)
+        result: dict[str, object] = {}
+        try:
+            train(job, folder)
+        except JobFailedError as error:
+            result["failed"] = str(error)
+            report(f"{job.name} failed, the sweep goes on: {error}")
+        else:
+            for evaluation in sweep.evaluations:
+                file = folder / f"{evaluation.name or evaluation.task}.json"
+                if not file.exists():
+                    evaluate(job, evaluation, folder, file)
         spent[job.name] = clock() - began
-        (folder / DONE).write_text(json.dumps({"seconds": spent[job.name]}))
+        (folder / DONE).write_text(json.dumps({"seconds": spent[job.name], **result}))
+    failed = [job.name for job in jobs if "failed" in _outcome(out / job.name)]
+    if failed:
+        report(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
     return True
+
+
+def _outcome(folder: Path) -> dict[str, Any]:
+    """How a job ended; empty for one that is not finished."""
+    file = folder / DONE
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def _spent(folder: Path) -> float | None:
     """Seconds that a finished job took; None for one that is not finished."""
-    file = folder / DONE
-    return float(json.loads(file.read_text())["seconds"]) if file.is_file() else None
+    return _outcome(folder).get("seconds")
 
 
 def publish(sweep: Sweep, jobs: Sequence[Job], out: Path, target: Path, command: str) -> list[Path]:
@@ -218,8 +239,9 @@ def summarise(sweep: Sweep, jobs: Sequence[Job], out: Path) -> list[Entry]:
         folders = [out / job.name for job in jobs if job.row == row]
         for evaluation in sweep.evaluations:
             name = evaluation.name or evaluation.task
-            files = [folder / f"{name}.json" for folder in folders if (folder / DONE).is_file()]
-            entries += _entries(row.name, name, [Record.load(file) for file in files])
+            done = [folder / f"{name}.json" for folder in folders if (folder / DONE).is_file()]
+            found = [Record.load(file) for file in done if file.is_file()]
+            entries += _entries(row.name, name, found)
     return entries
 
 
