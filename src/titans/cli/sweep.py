@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     finished = run_sweep(sweep, jobs, out, train=train, evaluate=_evaluate, report=_say)
     if args.records:
-        command = f"titans sweep {args.file}"
+        command = " ".join(["titans sweep", str(args.file), *(f"--set {s}" for s in args.set)])
         for file in publish(sweep, jobs, out, args.records, command):
             _say(f"wrote {file}")
     entries = summarise(sweep, jobs, out)
