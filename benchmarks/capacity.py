@@ -5,15 +5,17 @@
 
 Keys are random directions, values random words of a code; each pair is written once, then all keys
 are asked and the nearest word is the answer. A matrix is written by the delta rule (of one layer,
-our rule is that); two layers start with a random first and an empty second one. Each cell is the
-best of three step sizes and, for two layers, four scales of the first one, which is either written
-or left as it is: what a trained memory could choose.
+our rule is that). Two layers start with a random first one, which is written or left as it is, and
+a second one that is empty or random; what a random start answers by itself is taken off. Each cell
+is the best of four step sizes and, for two layers, of these starts at several scales: what a
+trained memory could choose. About ten minutes.
 """
 
 import argparse
 import itertools
 import json
 import math
+from dataclasses import asdict, dataclass
 
 import torch
 from tqdm import tqdm
@@ -23,8 +25,9 @@ from titans.ops import Gates, MemoryState, read_memory, scan_memory
 
 WORDS = 2_048
 PAIRS = (16, 32, 64, 128, 256)
-STEPS = (0.1, 0.3, 1.0)
-SCALES = (0.03, 0.3, 1.0, 3.0)
+STEPS = (0.03, 0.1, 0.3, 1.0)
+FIRST_SCALES = (0.03, 0.1, 0.3, 1.0, 3.0)
+SECOND_SCALES = (0.0, 0.3, 1.0)
 
 
 def shapes(numbers: int) -> dict[str, tuple[int, ...]]:
@@ -34,6 +37,7 @@ def shapes(numbers: int) -> dict[str, tuple[int, ...]]:
     return {
         "matrix": (side, side),
         "wide keys": (2 * side, side // 2),
+        "very wide keys and values": (2 * side, side // 4, 2 * side),
         "wide keys and values": (side, side // 2, side),
         "all alike": (middle, middle, middle),
         "wide hidden layer": (side // 2, side, side // 2),
@@ -41,8 +45,21 @@ def shapes(numbers: int) -> dict[str, tuple[int, ...]]:
     }
 
 
+@dataclass(frozen=True)
+class Start:
+    """How a memory of two layers starts: the scales of its layers, and whether the first learns."""
+
+    first: float
+    second: float
+    written: bool
+
+
+STARTS = [Start(first, second, True) for first in FIRST_SCALES for second in SECOND_SCALES]
+STARTS += [Start(first, 0.0, False) for first in FIRST_SCALES]
+
+
 def recalled(
-    widths: tuple[int, ...], pairs: int, chunk: int, step: float, scale: float, written: bool
+    widths: tuple[int, ...], pairs: int, chunk: int, step: float, start: Start | None
 ) -> float:
     """Share of the pairs that are answered right; the mean of four sets of pairs."""
     torch.manual_seed(0)
@@ -50,34 +67,35 @@ def recalled(
     code = torch.nn.functional.normalize(torch.randn(WORDS, widths[-1]), dim=-1)
     words = torch.randint(WORDS, (4, pairs))
     layers = [torch.zeros(1, widths[-1], widths[-2])]
-    if len(widths) == 3:
-        first = scale * torch.randn(1, widths[1], widths[0])
-        if written:
-            layers = [first, *layers]
+    if start is not None:
+        first = start.first * torch.randn(1, widths[1], widths[0])
+        if start.written:
+            second = torch.randn(1, widths[2], widths[1]) / math.sqrt(widths[1])
+            layers = [first, start.second * second]
         else:  # a first layer that is not written is a map of the keys
             keys = torch.nn.functional.silu(keys @ first[0].mT)
+    memory = MemoryState.initial(layers, 4)
+    own = read_memory(keys, memory)
     # So large a gate that the limit decides: a write undoes `step` of its own error.
     gates = Gates(*(torch.full((4, pairs, 1), gate) for gate in (0.0, 0.0, 1e3)))
-    _, state = scan_memory(
-        keys, keys, code[words][:, :, None], gates, MemoryState.initial(layers, 4),
+    _, memory = scan_memory(
+        keys, keys, own + code[words][:, :, None], gates, memory,
         chunk_size=chunk, options=ScanOptions(step_limit=step),
     )  # fmt: skip
-    answers = read_memory(keys, state)[:, :, 0] @ code.mT
+    answers = (read_memory(keys, memory) - own)[:, :, 0] @ code.mT
     return (answers.argmax(-1) == words).float().mean().item()
 
 
 @torch.no_grad()
 def best(widths: tuple[int, ...], pairs: int, chunk: int) -> dict[str, object]:
-    deep = len(widths) == 3
-    choices = itertools.product(
-        STEPS, SCALES if deep else (1.0,), (True, False) if deep else (True,)
-    )
-    found = [
-        {"recalled": recalled(widths, pairs, chunk, *choice), "step": choice[0]}
-        | ({"scale": choice[1], "first layer written": choice[2]} if deep else {})
-        for choice in choices
-    ]
-    return max(found, key=lambda row: row["recalled"])  # type: ignore[arg-type,return-value]
+    """The best of all steps and starts, and which they are."""
+    starts: list[Start | None] = [*STARTS] if len(widths) == 3 else [None]
+    share, step, start = max(
+        ((recalled(widths, pairs, chunk, step, start), step, start)
+         for step, start in itertools.product(STEPS, starts)),
+        key=lambda found: found[0],
+    )  # fmt: skip
+    return {"recalled": share, "step": step} | ({} if start is None else asdict(start))
 
 
 def main() -> None:

@@ -81,6 +81,7 @@ def reduced(path: Path, folder: Path) -> RunConfig:
         "train.micro_batch_size=1",
         "train.warmup_steps=0",
         "log.held_out_batches=1",
+        "log.sample_tokens=8",
     ):
         apply_setting(tree, setting)
     tree.pop("start_from", None)
@@ -93,7 +94,8 @@ def reduced(path: Path, folder: Path) -> RunConfig:
     if data.get("source", "text") == "text":
         data["path"] = str(write_corpus(folder))
     elif "mixture" in data:
-        data["mixture"] = [data["mixture"][0]]
+        first = data["mixture"][0]
+        data["mixture"] = [first | {"length": min(first["length"], 144)}]
     if data.get("source") == "babilong":
         (folder / "books.txt").write_text("It was a long day in the old house. " * 100)
         story = "1 Mary moved to the attic.\n2 Where is Mary? \tattic\t1\n"
