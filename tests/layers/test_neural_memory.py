@@ -28,6 +28,13 @@ NETWORKS = {
 
 
 NO_PROJ = Parts(output_proj=False)
+GATES = {
+    "token": GateSettings(),
+    "chunk": GateSettings(kind="chunk"),
+    "constant": GateSettings(kind="constant"),
+    "look back": GateSettings(conv_size=3),
+    "look back, chunk": GateSettings(kind="chunk", conv_size=3),
+}
 
 
 def layer(network: str = "mlp", **settings) -> NeuralMemory:
@@ -81,15 +88,17 @@ def test_values_have_the_length_asked_for() -> None:
 
 def test_a_write_comes_to_the_same_whatever_the_momentum() -> None:
     memory = layer(gates=GateSettings(kind="constant", momentum_init=0.9, step_init=0.2))
-    found, _ = memory.gates(tokens(), torch.zeros(2, dtype=torch.long), torch.zeros(2, 3, 2), None)
+    found, _ = memory.gates(
+        tokens(), torch.zeros(2, dtype=torch.long), memory.initial_state(2).gate_past, None
+    )
     total = found.step_size / (1 - found.momentum_decay)
     torch.testing.assert_close(total, torch.full_like(total, 0.2))
 
 
-@pytest.mark.parametrize("kind", ["token", "chunk", "constant"])
+@pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_any_split_and_single_tokens_equal_the_whole(network: str, kind: str) -> None:
-    memory, x = layer(network, gates=GateSettings(kind=kind)), tokens()  # type: ignore[arg-type]
+def test_any_split_and_single_tokens_equal_the_whole(network: str, gates: str) -> None:
+    memory, x = layer(network, gates=GATES[gates]), tokens()
     whole, final = memory(x)
     with torch.no_grad():
         for cuts in ([5, 8, 9], list(range(1, 21))):
@@ -102,9 +111,10 @@ def test_any_split_and_single_tokens_equal_the_whole(network: str, kind: str) ->
             assert_same_state(state, final)
 
 
+@pytest.mark.parametrize("gates", ["token", "look back"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_every_parameter_gets_a_gradient(network: str) -> None:
-    memory = layer(network)
+def test_every_parameter_gets_a_gradient(network: str, gates: str) -> None:
+    memory = layer(network, gates=GATES[gates])
     y, _ = memory(tokens())
     y.square().sum().backward()
     for name, parameter in memory.named_parameters():
@@ -123,9 +133,10 @@ def test_projections_learn_in_both_gradient_modes(mode: str) -> None:
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.parametrize("gates", ["token", "look back"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_causality_and_batch_isolation_to_the_bit(network: str) -> None:
-    memory, x = layer(network), tokens()
+def test_causality_and_batch_isolation_to_the_bit(network: str, gates: str) -> None:
+    memory, x = layer(network, gates=GATES[gates]), tokens()
     with torch.no_grad():
         before, _ = memory(x)
         changed = x.clone()
@@ -138,11 +149,11 @@ def test_causality_and_batch_isolation_to_the_bit(network: str) -> None:
         assert torch.equal(memory(other)[0][0], before[0])
 
 
-@pytest.mark.parametrize("kind", ["token", "chunk"])
+@pytest.mark.parametrize("gates", ["token", "chunk", "look back"])
 @pytest.mark.parametrize("network", ["mlp", "swiglu"])
-def test_padding_anywhere_changes_nothing(network: str, kind: str) -> None:
+def test_padding_anywhere_changes_nothing(network: str, gates: str) -> None:
     """Two calls with masks equal the rows without their padding."""
-    memory, x = layer(network, gates=GateSettings(kind=kind)), tokens(time=30)  # type: ignore[arg-type]
+    memory, x = layer(network, gates=GATES[gates]), tokens(time=30)
     mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(4)) > 0.4
     state, parts = None, []
     for begin, end in ((0, 13), (13, 30)):
@@ -191,8 +202,43 @@ def test_write_is_forward_without_output() -> None:
     assert_same_state(memory.write(x), memory(x)[1])
 
 
-def test_save_load_reset(tmp_path) -> None:
-    memory, x = layer(gates=GateSettings(kind="chunk")), tokens()
+def test_gates_that_look_back_see_so_many_tokens() -> None:
+    memory, x = layer(gates=GATES["look back"]), tokens()
+    changed = x.clone()
+    changed[:, 10] += 1.0
+
+    def steps(x: Tensor) -> Tensor:
+        return memory.gates(
+            x, torch.zeros(2, dtype=torch.long), memory.initial_state(2).gate_past, None
+        )[0].step_size
+
+    differs = (steps(x) != steps(changed)).any(dim=(0, 2))
+    assert differs.nonzero().flatten().tolist() == [10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"conv_size": -1}, "conv_size must be 0"),
+        ({"conv_size": 2, "kind": "constant"}, "constant gates see no token"),
+    ],
+)
+def test_gates_that_cannot_look_back_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GateSettings(**settings)
+
+
+def test_a_state_from_before_gates_looked_back_loads() -> None:
+    memory = layer()
+    _, state = memory(tokens())
+    named = state.named_tensors()
+    del named["gate_tail"]
+    assert_same_state(NeuralMemoryState.from_named_tensors(named), state)
+
+
+@pytest.mark.parametrize("gates", ["chunk", "look back"])
+def test_save_load_reset(gates: str, tmp_path) -> None:
+    memory, x = layer(gates=GATES[gates]), tokens()
     whole, final = memory(x)
     _, middle = memory(x[:, :11])
     middle.save(tmp_path / "state.safetensors")
@@ -240,7 +286,9 @@ def test_parts_can_be_switched(settings: dict) -> None:
 def test_constant_gates_are_the_constants() -> None:
     gates = GateSettings(kind="constant", forget_init=0.02, momentum_init=0.9, step_init=0.01)
     memory = layer(gates=gates)
-    found, _ = memory.gates(tokens(), torch.zeros(2, dtype=torch.long), torch.zeros(2, 3, 2), None)
+    found, _ = memory.gates(
+        tokens(), torch.zeros(2, dtype=torch.long), memory.initial_state(2).gate_past, None
+    )
     for gate, value in zip(found, (0.02, 0.9, 0.01 * (1 - 0.9)), strict=True):
         torch.testing.assert_close(gate, torch.full_like(gate, value))
 
@@ -319,7 +367,13 @@ def test_wrong_width_is_refused() -> None:
 def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: int) -> None:
     """The short cut gives what the scan gives: reads, and the state to go on from."""
     torch.manual_seed(0)
-    memory = NeuralMemory(12, num_heads=2, chunk_size=5, parts=Parts(conv_size=conv_size)).double()
+    memory = NeuralMemory(
+        12,
+        num_heads=2,
+        chunk_size=5,
+        parts=Parts(conv_size=conv_size),
+        gates=GateSettings(conv_size=conv_size),
+    ).double()
     x = torch.randn(3, 40, 12, dtype=torch.float64)
     parts = x.split([7, 2, 1, 11, 5, 14], dim=1)
     with torch.no_grad():

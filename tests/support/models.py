@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, object]] = {
     "mag-paper": {"variant": "mag", "mag_gate": "paper"},
     "mag-one-layer": {"variant": "mag", "memory_layers": [0], "mixer_conv_kernel": 0},
     "mag-chunk-gates": {"variant": "mag", "memory_gates": "chunk"},
+    "mag-look-back": {"variant": "mag", "memory_gate_kernel": 3},
     "mal": {"variant": "mal"},
     "mal-one-layer": {"variant": "mal", "memory_layers": [1]},
     "mal-bare": {

@@ -68,7 +68,7 @@ def describe_call(
 ) -> Call:
     """Add the gates and which tokens were written, which the memory does not return."""
     options = memory.options
-    gates, _ = memory.gates(x, before.position, before.chunk_gates, None)
+    gates, _ = memory.gates(x, before.position, before.gate_past, None)
     active = torch.ones_like(gates.step_size, dtype=torch.bool)
     if options.write_threshold is not None:
         active = gates.step_size >= options.write_threshold

@@ -182,7 +182,7 @@ class NeuralMemory(nn.Module):
             memory,
             like.new_zeros(batch, past, 3 * inner),
             like.new_zeros(batch, past, inner),
-            like.new_zeros(batch, 3, self.num_heads),
+            self.gates.initial_past(batch, like),
         )
 
     def reset(self, state: NeuralMemoryState, rows: Bool[Tensor, " batch"]) -> NeuralMemoryState:
@@ -314,11 +314,11 @@ class NeuralMemory(nn.Module):
         want_surprise: bool,
     ) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
         """Rows whose real tokens come first; `count` says how many (None: all)."""
-        gates, chunk_gates = self.gates(x, state.position, state.chunk_gates, count)
+        gates, gate_past = self.gates(x, state.position, state.gate_past, count)
         may_skip = count is None and not want_surprise and not torch.is_grad_enabled()
         if may_skip and self._writes_nothing(gates, write_mask):
             y, state = self._pass_by(x, state)
-            return y, state.replace(chunk_gates=chunk_gates), None
+            return y, state.replace(gate_past=gate_past), None
         raw = [self.query_proj(x), self.key_proj(x), self.value_proj(x)]
         tails = state.conv_tail.chunk(3, dim=-1)
         names = ("query", "key", "value")
@@ -335,7 +335,7 @@ class NeuralMemory(nn.Module):
         y = self._output(out, x)
         if count is not None:
             y = y * _real(count, x.shape[1], y)
-        return y, NeuralMemoryState(memory, conv_tail, state.read_tail, chunk_gates), surprise
+        return y, NeuralMemoryState(memory, conv_tail, state.read_tail, gate_past), surprise
 
     def _writes_nothing(self, gates: Gates, write_mask: Tensor | None) -> bool:
         """Whether every token of a call is a no-op, by its mask or by its step size."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from titans.layers.gates import GatePast
 from titans.ops import MemoryState
 from titans.ops.tensorfile import read_tensors, write_tensors
 
@@ -25,8 +26,8 @@ class NeuralMemoryState:
     """Last inputs of the query, key and value convolutions."""
     read_tail: Float[Tensor, "batch past inner"]
     """Last inputs of the query convolution of `read`, which is a stream of its own."""
-    chunk_gates: Float[Tensor, "batch 3 heads"]
-    """The open chunk's gates (`GateSettings.kind = "chunk"`)."""
+    gate_past: GatePast
+    """What the gates look back at."""
 
     @property
     def batch(self) -> int:
@@ -46,7 +47,10 @@ class NeuralMemoryState:
     def map(self, fn: Callable[[Tensor], Tensor]) -> "NeuralMemoryState":
         """Apply `fn` to every tensor."""
         return NeuralMemoryState(
-            self.memory.map(fn), fn(self.conv_tail), fn(self.read_tail), fn(self.chunk_gates)
+            self.memory.map(fn),
+            fn(self.conv_tail),
+            fn(self.read_tail),
+            GatePast(*map(fn, self.gate_past)),
         )
 
     def detach(self) -> "NeuralMemoryState":
@@ -77,18 +81,19 @@ class NeuralMemoryState:
         named = {f"memory.{name}": t for name, t in self.memory.named_tensors().items()}
         named["conv_tail"] = self.conv_tail
         named["read_tail"] = self.read_tail
-        named["chunk_gates"] = self.chunk_gates
+        named["chunk_gates"], named["gate_tail"] = self.gate_past
         return named
 
     @classmethod
     def from_named_tensors(cls, named: dict[str, Tensor]) -> "NeuralMemoryState":
-        """The inverse of `named_tensors`."""
+        """The inverse of `named_tensors`; states from before gates had a tail have none."""
+        held = named["chunk_gates"]
         inner = {n.removeprefix("memory."): t for n, t in named.items() if n.startswith("memory.")}
         return cls(
             MemoryState.from_named_tensors(inner),
             named["conv_tail"],
             named["read_tail"],
-            named["chunk_gates"],
+            GatePast(held, named.get("gate_tail", held.new_zeros(len(held), 0, 0))),
         )
 
     def save(self, path: str | Path) -> None:

@@ -96,6 +96,8 @@ class TitansConfig(PreTrainedConfig):
     """Forgetting (alpha in eq. 13); False: alpha = 0."""
     memory_gates: str = "token"
     """Gates from each token, from a chunk's first token (chunk), or constant."""
+    memory_gate_kernel: int = 0
+    """Width of the causal convolution through which gates see the tokens before; 0: none."""
     memory_step_init: float = 0.1
     """Step size at the start of training: theta / (1 - eta)."""
     memory_forget_init: float = 5e-4
@@ -204,7 +206,7 @@ def _check(config: TitansConfig) -> None:
     for name in _POSITIVE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)}")
-    for name in ("num_persistent", "mixer_conv_kernel", "memory_conv_kernel"):
+    for name in ("num_persistent", "mixer_conv_kernel", "memory_conv_kernel", "memory_gate_kernel"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, got {getattr(config, name)}")
     if config.hidden_size % config.num_attention_heads:
@@ -217,6 +219,11 @@ def _check(config: TitansConfig) -> None:
         raise ConfigError(
             f"memory_layers names layers {outside}; this model has layers 0 to "
             f"{config.num_hidden_layers - 1}"
+        )
+    if config.memory_gate_kernel and config.memory_gates == "constant":
+        raise ConfigError(
+            f"memory_gate_kernel={config.memory_gate_kernel} has no effect with "
+            "memory_gates='constant'; choose token or chunk"
         )
     if config.write_gate != "none" and config.surprise_threshold is None:
         raise ConfigError(

@@ -124,7 +124,7 @@ def _report(
 ) -> MemoryReport:
     """What the memory did with x, summed over real tokens and heads."""
     options, mask = memory.options, rows.mask
-    gates, _ = memory.gates(x, state.position, state.chunk_gates, rows.lengths)
+    gates, _ = memory.gates(x, state.position, state.gate_past, rows.lengths)
     with torch.no_grad():
         written = torch.ones_like(gates.step_size, dtype=torch.bool)
         if options.write_threshold is not None:

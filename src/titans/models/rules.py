@@ -92,6 +92,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
             momentum_init=config.memory_momentum_init,
             use_forgetting=config.memory_forgetting,
             use_momentum=config.memory_momentum,
+            conv_size=config.memory_gate_kernel,
         ),
         parts=Parts(conv_size=config.memory_conv_kernel, value_norm=config.memory_value_norm),
         init=config.memory_init,  # type: ignore[arg-type]
@@ -114,7 +115,13 @@ def _ttt(config: TitansConfig) -> NeuralMemory:
         memory=MLP(depth=config.memory_depth, expansion=config.memory_expansion),
         chunk_size=config.chunk_size,
         # The published rate of TTT-MLP: 0.1 times a sigmoid.
-        gates=GateSettings(step_init=0.05, step_max=0.1, use_forgetting=False, use_momentum=False),
+        gates=GateSettings(
+            step_init=0.05,
+            step_max=0.1,
+            use_forgetting=False,
+            use_momentum=False,
+            conv_size=config.memory_gate_kernel,
+        ),
         parts=Parts(conv_size=config.memory_conv_kernel, value_norm=None),
         options=ScanOptions(),
     )
@@ -130,7 +137,11 @@ def _delta(config: TitansConfig, *, is_gated: bool) -> NeuralMemory:
         chunk_size=1,
         # beta = 2 theta is a sigmoid: in (0, 1).
         gates=GateSettings(
-            step_init=0.25, step_max=0.5, use_forgetting=is_gated, use_momentum=False
+            step_init=0.25,
+            step_max=0.5,
+            use_forgetting=is_gated,
+            use_momentum=False,
+            conv_size=config.memory_gate_kernel,
         ),
         parts=Parts(conv_size=config.memory_conv_kernel, value_norm=None),
         init="zero_last",
