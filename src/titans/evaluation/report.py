@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from titans.evaluation import paper
+from titans.evaluation.figures import draw_pictures
 from titans.evaluation.heatmap import depth_scores, draw_heat_map
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, load_records
@@ -189,7 +190,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
 def write_report(results: Path, page: Path, figures: Path) -> None:
     """Write the page and its pictures, one of them for each record that has depths."""
     records = load_records(results)
-    text = render(records)
+    text = render(records, draw_pictures(records, figures))
     drawn = []
     for record in records:
         if depth_scores(record):
