@@ -7,28 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.subjects import CARD
+from evaluation.report_records import record
 from titans.evaluation import paper
-from titans.evaluation.records import Record, Score, accuracy_score, load_records, mean_score
-from titans.evaluation.report import main, percent, render
+from titans.evaluation.records import Record, accuracy_score, load_records, mean_score
+from titans.evaluation.report import main, render
+from titans.evaluation.report_cells import percent
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
-
-
-def record(task: str, scores: list[Score], **options: object) -> Record:
-    return Record(
-        task=task,
-        model=CARD,
-        options=options,
-        seed=1,
-        scores=tuple(scores),
-        seconds=2,
-        commit="abc",
-        version="0",
-        machine="m",
-        command=f"titans eval {task}",
-    )
 
 
 def everything() -> list[Record]:
@@ -111,7 +97,7 @@ def known_numbers(records: list[Record]) -> set[str]:
             known.add(str(score.length))
         if found.task == "mqar":
             known.add(f"{100 * statistics.fmean(s.value for s in found.scores):.1f}")
-            for name in ("state_numbers", "tokens", "minutes"):
+            for name in ("state_numbers", "learning_rate", "tokens", "minutes"):
                 value = found.model.settings.get(name)
                 known |= set() if value is None else set(f"{value:,}".split(","))
     return known | known_means(records)
@@ -168,6 +154,9 @@ def test_a_sweep_on_two_texts_has_two_tables() -> None:
     ]
     page = render(rows)
     first, second = page.split("## Sweep: language, on ")[1:]
+    assert "| *Titans MAC* | *25.43* | *28.13* |" in first and "*RetNet* | *32.50*" in first
+    assert "32K" in first, "what differs from ours is said"
+    assert "*25.43*" not in second, "the paper's table stands once"
     assert first.startswith("one") and "2.0000" in first and "3.0000" not in first
     assert second.startswith("two") and "3.0000" in second and "2.0000" not in second
     assert not shown_numbers(page) - known_numbers(rows)

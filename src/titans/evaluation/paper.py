@@ -80,3 +80,31 @@ DEPTH_THROUGHPUT: dict[int, tuple[float, ...]] = {
     4: (23.6, 23.7, 23.6, 23.3, 23.2),
 }
 """Titans, figure 8 (PLOT): training, thousand tokens per second by memory depth."""
+
+THROUGHPUT_LENGTHS = (2_048, 4_096, 8_192, 16_384)
+THROUGHPUT: dict[str, tuple[float, ...]] = {
+    "Transformer++": (49.8, 42.3, 34.8, 24.0),
+    "Mamba2": (42.6, 42.3, 42.35, 42.3),
+    "Gated DeltaNet": (41.0, 40.0, 39.8, 39.65),
+    "Titans MAL": (40.8, 40.75, 40.6, 40.4),
+    "Titans MAG": (36.2, 36.15, 36.05, 35.9),
+    "Titans MAC": (36.05, 36.05, 35.95, 35.85),
+    "Titans LMM": (35.3, 35.3, 35.2, 35.15),
+    "Mamba": (34.4, 34.4, 34.55, 34.9),
+}
+"""Titans, figure 9 (PLOT): training, thousand tokens per second."""
+
+LANGUAGE: dict[str, tuple[float, float]] = {
+    "Transformer++": (31.52, 41.08),
+    "RetNet": (32.50, 49.73),
+    "GLA": (28.51, 43.02),
+    "Mamba": (30.83, 40.21),
+    "DeltaNet": (28.65, 47.30),
+    "TTT": (27.44, 34.19),
+    "Gated DeltaNet": (27.01, 30.94),
+    "Titans LMM": (26.18, 29.97),
+    "Titans MAC": (25.43, 28.13),
+    "Titans MAG": (25.07, 28.72),
+    "Titans MAL": (24.69, 28.80),
+}
+"""Titans, table 1, 340M parameters and 15B tokens: perplexity on Wiki and on LAMBADA."""

@@ -5,17 +5,27 @@ them, in rows of their own. The same records give the same file, byte for byte.
 """
 
 import argparse
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from titans.evaluation import paper
+from titans.evaluation.figures import draw_pictures
 from titans.evaluation.heatmap import depth_scores, draw_heat_map
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record, Score, Value, load_records
-from titans.evaluation.report_sweeps import sweep_section, sweeps_of
+from titans.evaluation.records import Record, load_records
+from titans.evaluation.report_cells import (
+    by_model,
+    first_score,
+    lengths_of,
+    model_name,
+    percent,
+    plain_score,
+)
+from titans.evaluation.report_mqar import mqar_section
+from titans.evaluation.report_sweeps import sweep_sections
 from titans.evaluation.report_tables import table
+from titans.evaluation.report_throughput import throughput_section
 
 HEAD = """# Results
 
@@ -34,33 +44,22 @@ OUR_TOKENS = (
 )
 
 
-def render(records: Sequence[Record]) -> str:
-    """The whole page."""
+def render(records: Sequence[Record], pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The whole page; `pictures` are the links that stand on top of a task's section."""
     parts = [HEAD]
     for title, task, section in SECTIONS:
         chosen = [r for r in records if r.task == task and not r.sweep]
         if chosen:
-            parts.append(f"## {title}\n\n{section(chosen)}\n{_provenance(chosen)}")
-    parts += [sweep_section(rows) for rows in sweeps_of(records)]
+            shown = "".join(f"{link}\n\n" for link in (pictures or {}).get(task, ()))
+            parts.append(f"## {title}\n\n{shown}{section(chosen)}\n{_provenance(chosen)}")
+    parts += sweep_sections(records)
     return "\n".join(parts)
-
-
-def percent(score: Score | None) -> str:
-    """A proportion with its interval, in per cent."""
-    if score is None:
-        return "-"
-    return f"{100 * score.value:.1f} [{100 * score.low:.1f}, {100 * score.high:.1f}]"
-
-
-def _name(record: Record) -> str:
-    threshold = record.model.settings.get("write_threshold")
-    return f"`{record.model.name}`" + ("" if threshold is None else f", threshold {threshold}")
 
 
 def _provenance(records: Sequence[Record]) -> str:
     rows = [
         [
-            _name(record),
+            model_name(record),
             record.model.variant,
             f"{record.model.num_parameters:,}",
             f"`{record.command}`" if record.command else "-",
@@ -74,36 +73,16 @@ def _provenance(records: Sequence[Record]) -> str:
     )
 
 
-def _lengths(records: Sequence[Record], metric: str = "accuracy") -> list[int]:
-    return sorted(
-        {s.length for record in records for s in record.scores if s.metric == metric and s.length}
-    )
-
-
-def _plain(record: Record, metric: str, length: int, **detail: str) -> Score | None:
-    """The score of a cell that is not one of a depth map."""
-    found = (
-        s for s in record.scores if s.matches(metric, length, **detail) and "depth" not in s.detail
-    )
-    return next(found, None)
-
-
-def _first(records: Sequence[Record], metric: str, length: int, **detail: str) -> Score | None:
-    """The score of a cell, from the first record of a model that has it."""
-    found = (_plain(record, metric, length, **detail) for record in records)
-    return next((score for score in found if score is not None), None)
-
-
 def _needle(records: Sequence[Record]) -> str:
     plain = [r for r in records if not depth_scores(r)]
-    lengths = _lengths(plain)
+    lengths = lengths_of(plain)
     rows: list[list[str]] = []
     for record in plain:
-        scores = [_plain(record, "accuracy", length) for length in lengths]
+        scores = [plain_score(record, "accuracy", length) for length in lengths]
         state = record.find("state_bytes")
         size = "-" if state is None else f"{state.value:.0f}"
         noise = "with" if record.options.get("distractors") else "without"
-        rows.append([_name(record), noise, size, *map(percent, scores)])
+        rows.append([model_name(record), noise, size, *map(percent, scores)])
     head = ["model", "distractors", "state (bytes)", *map(format_length, lengths)]
     samples = sorted({s.samples for r in plain for s in r.scores})
     return (
@@ -121,20 +100,14 @@ def _between(numbers: Sequence[int]) -> str:
 def _s_niah(records: Sequence[Record]) -> str:
     parts = []
     for kind in ("pk", "n", "w"):
-        plain = [
-            (record, score.length)
-            for record in records
-            for score in record.scores
-            if score.detail.get("kind") == kind and "depth" not in score.detail and score.length
-        ]
-        lengths = sorted({length for _, length in plain})
+        lengths = lengths_of(records, kind=kind, depth=None)
         if not lengths:
             continue
         rows = []
-        for name in dict.fromkeys(_name(record) for record, _ in plain):
-            ours = [record for record in records if _name(record) == name]
-            cells = [_first(ours, "accuracy", n, kind=kind) for n in lengths]
-            rows.append([name, *map(percent, cells)])
+        for name, ours in by_model(records).items():
+            cells = [first_score(ours, "accuracy", n, kind=kind) for n in lengths]
+            if any(cells):
+                rows.append([name, *map(percent, cells)])
         for model, values in paper.S_NIAH.items():
             known = dict(zip(paper.S_NIAH_LENGTHS, values[kind], strict=True))
             cells = [f"*{known[n]:.1f}*" if n in known else "" for n in lengths]
@@ -145,48 +118,13 @@ def _s_niah(records: Sequence[Record]) -> str:
     return note + "\n".join(parts)
 
 
-def _mqar(records: Sequence[Record]) -> str:
-    parts = []
-    for setting in ("a", "b", "forgetting"):
-        ours = [r for r in records if r.options.get("setting") == setting]
-        if not ours:
-            continue
-        cells = [(s.length, s.detail) for s in ours[0].scores]
-        segments = [f"{n}, {detail['pairs']} pairs" for n, detail in cells]
-        rows = [
-            [
-                _name(r),
-                *(_setting(r, name) for name in ("state_numbers", "tokens", "minutes")),
-                f"{100 * math.fsum(s.value for s in r.scores) / len(r.scores):.1f}",
-                *(percent(r.find("accuracy", n, **detail)) for n, detail in cells),
-            ]
-            for r in ours
-        ]
-        head = ["model", "state", "training tokens", "CPU minutes", "mean", *segments]
-        size = ours[0].options.get("vocab_size")
-        parts.append(f"Setting {setting}, vocabulary {size}:\n\n{table(head, rows)}")
-    published = [
-        [f"*{model}*", ", ".join(f"*{value}* at {size}" for size, value in points)]
-        for model, points in paper.MQAR_STATE.items()
-    ]
-    note = f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes:\n\n"
-    return "\n".join(parts) + note + table(["model", "accuracy"], published)
-
-
-def _setting(record: Record, name: str) -> str:
-    """A number from the model's settings, where it has it."""
-    value = record.model.settings.get(name)
-    return f"{value:,}" if isinstance(value, int | float) else "-"
-
-
 def _babilong(records: Sequence[Record]) -> str:
-    lengths = _lengths(records)
+    lengths = lengths_of(records)
     tasks = sorted({str(s.detail["task"]) for r in records for s in r.scores})
     rows = []
-    for name in dict.fromkeys(map(_name, records)):
-        ours = [record for record in records if _name(record) == name]
+    for name, ours in by_model(records).items():
         for task in tasks:
-            cells = [_first(ours, "accuracy", n, task=task) for n in lengths]
+            cells = [first_score(ours, "accuracy", n, task=task) for n in lengths]
             if any(cells):
                 rows.append([name, task, *map(percent, cells)])
     for model, values in paper.BABILONG.items():
@@ -202,12 +140,12 @@ def _babilong(records: Sequence[Record]) -> str:
 
 
 def _permutations(records: Sequence[Record]) -> str:
-    lengths = _lengths(records, "last_accuracy")
+    lengths = lengths_of(records, "last_accuracy")
     rows = [
         [
-            _name(record),
+            model_name(record),
             f"S{record.options['degree']}",
-            *(percent(_plain(record, "last_accuracy", n)) for n in lengths),
+            *(percent(plain_score(record, "last_accuracy", n)) for n in lengths),
         ]
         for record in records
     ]
@@ -219,7 +157,7 @@ def _lm(records: Sequence[Record]) -> str:
     parts = []
     for text in sorted({str(record.options["text"]) for record in records}):
         ours = [r for r in records if r.options["text"] == text]
-        lengths = _lengths(ours, "bits_per_byte")
+        lengths = lengths_of(ours, "bits_per_byte")
         rows = []
         for record in ours:
             found = [
@@ -229,59 +167,30 @@ def _lm(records: Sequence[Record]) -> str:
                 )
                 for n in lengths
             ]
-            rows.append([_name(record), *("-" if s is None else f"{s.value:.4f}" for s in found)])
+            rows.append(
+                [model_name(record), *("-" if s is None else f"{s.value:.4f}" for s in found)]
+            )
         head = ["bits per byte", *map(format_length, lengths)]
         parts.append(f"`{text.split('@')[0]}`:\n\n{table(head, rows)}")
     return "\n".join(parts)
 
 
-def _throughput(records: Sequence[Record]) -> str:
-    lengths = _lengths(records, "tokens_per_second")
-    rows = []
-    for record in records:
-        details = [s.detail for s in record.scores if s.metric == "tokens_per_second"]
-        for detail in [d for i, d in enumerate(details) if d not in details[:i]]:
-            cells = [_speed(record, n, detail) for n in lengths]
-            depth = str(detail.get("depth", "own"))
-            rows.append([_name(record), str(detail["phase"]), depth, *cells])
-    head = ["tokens/s", "phase", "memory depth", *map(format_length, lengths)]
-    published = [
-        [f"*{depth}*", *(f"*{value}*" for value in values)]
-        for depth, values in paper.DEPTH_THROUGHPUT.items()
-    ]
-    published_at = [format_length(n) for n in paper.DEPTH_THROUGHPUT_LENGTHS]
-    note = f"\nPublished (figure 8, {paper.PLOT}), training, thousand tokens per second:\n\n"
-    ours = (
-        "On one thread; in brackets the memory's share of the time, against the same model without "
-        "its memories.\n\n"
-    )
-    return ours + table(head, rows) + note + table(["memory depth", *published_at], published)
-
-
-def _speed(record: Record, length: int, detail: dict[str, Value]) -> str:
-    speed = record.find("tokens_per_second", length, **detail)
-    share = record.find("memory_share", length, **detail)
-    if speed is None:
-        return "-"
-    return f"{speed.value:.0f}" + ("" if share is None else f" ({100 * share.value:.0f} %)")
-
-
 SECTIONS: tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...] = (
     ("Needles in noise", "needle", _needle),
     ("Needles in text: S-NIAH", "s-niah", _s_niah),
-    ("Associative recall: MQAR", "mqar", _mqar),
+    ("Associative recall: MQAR", "mqar", mqar_section),
     ("Facts in books: BABILong", "babilong", _babilong),
     ("State tracking", "permutations", _permutations),
     ("Language modelling", "lm", _lm),
-    ("Throughput", "throughput", _throughput),
+    ("Throughput", "throughput", throughput_section),
 )
 """Title, task and how to show it, in the order of the page."""
 
 
 def write_report(results: Path, page: Path, figures: Path) -> None:
-    """Write the page, and a picture for each record that has depths."""
+    """Write the page and its pictures, one of them for each record that has depths."""
     records = load_records(results)
-    text = render(records)
+    text = render(records, draw_pictures(records, figures))
     drawn = []
     for record in records:
         if depth_scores(record):

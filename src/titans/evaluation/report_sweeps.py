@@ -46,8 +46,19 @@ def sweeps_of(records: Sequence[Record]) -> list[list[Record]]:
     return groups
 
 
-def sweep_section(records: Sequence[Record]) -> str:
-    """Title, table, the paper's where there is one, and how it was made."""
+def sweep_sections(records: Sequence[Record]) -> list[str]:
+    """A section for each sweep and text; the paper's numbers under a sweep's first one."""
+    sections = []
+    shown = set()
+    for rows in sweeps_of(records):
+        name = rows[0].sweep
+        sections.append(_sweep_section(rows, "" if name in shown else _published(name)))
+        shown.add(name)
+    return sections
+
+
+def _sweep_section(records: Sequence[Record], published: str) -> str:
+    """Title, table, published numbers and how it was made."""
     columns = sorted(
         {column for record in records for column, _ in _shown(record)},
         key=lambda column: (
@@ -67,16 +78,13 @@ def sweep_section(records: Sequence[Record]) -> str:
         rows.append([f"`{name}`", str(seeds), parameters, *cells])
     head = ["row", "seeds", "parameters", *(column.title for column in columns)]
     commit = ", ".join(sorted({record.commit or "-" for record in records}))
-    title = records[0].sweep
-    heading = title + "".join(f", on {Path(name).stem}" for name in _texts(records))
+    heading = records[0].sweep + "".join(f", on {Path(name).stem}" for name in _texts(records))
     text = (
         f"## Sweep: {heading}\n\nMean over the seeds and, behind it, their standard deviation; one "
         "seed stands alone. Accuracy in per cent.\n\n" + table(head, rows)
     )
-    if "ablation" in title:
-        text += _papers_ablation()
     tested = "".join(f", tested on `{name}`" for name in _texts(records))
-    return text + f"\nMade by `{records[0].command}`{tested}, commit {commit}.\n"
+    return text + published + f"\nMade by `{records[0].command}`{tested}, commit {commit}.\n"
 
 
 def _texts(records: Sequence[Record]) -> list[str]:
@@ -109,7 +117,27 @@ def _cell(records: Sequence[Record], column: Column) -> str:
     return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if len(values) > 1 else "")
 
 
+def _published(sweep: str) -> str:
+    """The paper's table on the sweep's subject, where it has one."""
+    if "ablation" in sweep:
+        return _papers_ablation()
+    return _papers_language() if sweep == "language" else ""
+
+
 def _papers_ablation() -> str:
     rows = [[f"*{name}*", *(f"*{v}*" for v in values)] for name, values in paper.ABLATION.items()]
     head = ["the paper's table 5 (400M parameters)", "perplexity", "reasoning", "long context"]
     return "\n" + table(head, rows)
+
+
+def _papers_language() -> str:
+    rows = [
+        [f"*{name}*", *(f"*{v:.2f}*" for v in values)] for name, values in paper.LANGUAGE.items()
+    ]
+    head = ["the paper's table 1 (340M parameters)", "Wiki perplexity", "LAMBADA perplexity"]
+    note = (
+        "The paper's models read 15 billion tokens of a vocabulary of 32K and are measured in "
+        "perplexity; ours read bytes for minutes and are measured in bits per byte: compare the "
+        "order of the models, not the numbers."
+    )
+    return f"\n{table(head, rows)}\n{note}\n"

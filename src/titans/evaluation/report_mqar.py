@@ -1,0 +1,64 @@
+"""MQAR on the results page: one table per setting, small states first, the best of each on top."""
+
+import math
+from collections.abc import Sequence
+
+from titans.evaluation import paper
+from titans.evaluation.records import Record
+from titans.evaluation.report_cells import model_name, percent
+from titans.evaluation.report_tables import table
+
+SETTINGS_SHOWN = {
+    "state_numbers": "state",
+    "learning_rate": "learning rate",
+    "tokens": "training tokens",
+    "minutes": "CPU minutes",
+}
+"""What a row tells of its model, and what stands above it."""
+
+
+def mqar_section(records: Sequence[Record]) -> str:
+    """Ours by setting, then the published accuracies by state."""
+    parts = []
+    for setting in ("a", "b", "forgetting"):
+        ours = [r for r in records if r.options.get("setting") == setting]
+        if ours:
+            size = ours[0].options.get("vocab_size")
+            parts.append(f"Setting {setting}, vocabulary {size}:\n\n{_table(ours)}")
+    published = [
+        [f"*{model}*", ", ".join(f"*{value}* at {size}" for size, value in points)]
+        for model, points in paper.MQAR_STATE.items()
+    ]
+    note = f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes:\n\n"
+    return "\n".join(parts) + note + table(["model", "accuracy"], published)
+
+
+def _table(records: Sequence[Record]) -> str:
+    cells = [(s.length, s.detail) for s in records[0].scores]
+    rows = [
+        [
+            model_name(record),
+            *(_setting(record, name) for name in SETTINGS_SHOWN),
+            f"{100 * _mean(record):.1f}",
+            *(percent(record.find("accuracy", n, **detail)) for n, detail in cells),
+        ]
+        for record in sorted(records, key=_rank)
+    ]
+    segments = [f"{n}, {detail['pairs']} pairs" for n, detail in cells]
+    return table(["model", *SETTINGS_SHOWN.values(), "mean", *segments], rows)
+
+
+def _rank(record: Record) -> tuple[float, float]:
+    """Small states first, unknown ones last; of equal ones the best first."""
+    state = record.model.settings.get("state_numbers")
+    return state if isinstance(state, int | float) else math.inf, -_mean(record)
+
+
+def _mean(record: Record) -> float:
+    return math.fsum(s.value for s in record.scores) / len(record.scores)
+
+
+def _setting(record: Record, name: str) -> str:
+    """A number from the model's settings, where it has it."""
+    value = record.model.settings.get(name)
+    return f"{value:,}" if isinstance(value, int | float) else "-"

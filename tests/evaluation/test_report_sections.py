@@ -1,0 +1,98 @@
+"""Sections of docs/results.md that sort or join rows: throughput and MQAR."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from evaluation.report_records import named, record, speeds
+from titans.evaluation import paper
+from titans.evaluation.records import Record, accuracy_score, mean_score
+from titans.evaluation.report_mqar import mqar_section
+from titans.evaluation.report_throughput import throughput_section
+
+
+def rows_of(section: str) -> list[list[str]]:
+    """The cells of our rows."""
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_records_of_one_model_share_a_row_and_the_first_one_wins() -> None:
+    records = [
+        speeds({512: 100, 2_048: 200}, phase="train"),
+        speeds({2_048: 999, 16_384: 300}, phase="train"),
+        speeds({512: 50}, phase="decode"),
+        named(speeds({2_048: 7}, phase="train"), "other"),
+    ]
+    assert rows_of(throughput_section(records)) == [
+        ["`stand-in`", "train", "own", "100", "200", "300"],
+        ["`stand-in`", "decode", "own", "50", "-", "-"],
+        ["`other`", "train", "own", "-", "7", "-"],
+    ]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_own_depth_is_never_filled_from_a_given_depth(order: int) -> None:
+    records = [
+        speeds({512: 11}, phase="train", depth=1),
+        speeds({512: 22}, phase="train", depth=2),
+        speeds({2_048: 33}, phase="train"),
+    ]
+    rows = rows_of(throughput_section(records[::order]))
+    assert rows[::order] == [
+        ["`stand-in`", "train", "1", "11", "-"],
+        ["`stand-in`", "train", "2", "22", "-"],
+        ["`stand-in`", "train", "own", "-", "33"],
+    ]
+
+
+def test_the_share_is_of_the_record_that_has_the_speed() -> None:
+    share = mean_score([0.25], "memory_share", length=512, detail={"phase": "train"})
+    records = [speeds({512: 100}, phase="train"), record("throughput", [share])]
+    assert rows_of(throughput_section(records))[0][-1] == "100"
+    both = record("throughput", [*records[0].scores, share])
+    assert rows_of(throughput_section([both]))[0][-1] == "100 (25 %)"
+
+
+def test_the_papers_figures_stand_below_ours() -> None:
+    section = throughput_section([speeds({512: 100}, phase="train")])
+    assert "| *1* | *44.3* |" in section and "figure 8" in section
+    assert "| *Titans MAC* | *36.05* | *36.05* | *35.95* | *35.85* |" in section
+    assert section.index("figure 8") < section.index("figure 9") < section.index("*Transformer++*")
+
+
+@pytest.mark.parametrize(
+    ("values", "lengths"),
+    [
+        (paper.THROUGHPUT, paper.THROUGHPUT_LENGTHS),
+        (paper.DEPTH_THROUGHPUT, paper.DEPTH_THROUGHPUT_LENGTHS),
+    ],
+)
+def test_the_papers_rows_have_a_value_per_length(
+    values: dict[object, Sequence[float]], lengths: Sequence[int]
+) -> None:
+    assert {len(row) for row in values.values()} == {len(lengths)}
+
+
+def recall(name: str, accuracy: float, **settings: object) -> Record:
+    score = accuracy_score([accuracy] * 4, length=64, detail={"pairs": 4, "updates": 0})
+    return named(record("mqar", [score], setting="b", vocab_size=8_192), name, **settings)
+
+
+def test_recall_is_sorted_by_state_then_by_mean() -> None:
+    records = [
+        recall("unknown", 1.0),
+        recall("wide", 0.9, state_numbers=16_384, learning_rate=3e-3, tokens=1_000, minutes=4.0),
+        recall("worse", 0.2, state_numbers=4_096, learning_rate=3e-3),
+        recall("better", 0.5, state_numbers=4_096, learning_rate=1e-3),
+    ]
+    rows = [row[:6] for row in rows_of(mqar_section(records))]
+    assert rows == [
+        ["`better`", "4,096", "0.001", "-", "-", "50.0"],
+        ["`worse`", "4,096", "0.003", "-", "-", "20.0"],
+        ["`wide`", "16,384", "0.003", "1,000", "4.0", "90.0"],
+        ["`unknown`", "-", "-", "-", "-", "100.0"],
+    ]
+    assert "| model | state | learning rate | training tokens | CPU minutes | mean |" in (
+        mqar_section(records)
+    )
