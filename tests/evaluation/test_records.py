@@ -1,10 +1,12 @@
 """Records, intervals, lengths and the runner: exact, resumable, without paths of a machine."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from evaluation.subjects import CARD, Scripted, needle_in_tokens
 from titans.errors import DataError
@@ -17,6 +19,7 @@ from titans.evaluation.records import (
     accuracy_score,
     describe_path,
     load_records,
+    machine_name,
     mean_score,
     wilson_interval,
 )
@@ -130,15 +133,42 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_record(tmp_path: Path) -> 
 
 
 def test_a_journal_of_another_run_is_refused(tmp_path: Path) -> None:
+    lengths, path = (64, 128), tmp_path / "r.json"
     with pytest.raises(KeyboardInterrupt):
-        run_task(Needle(lengths=(64,), samples=4), Failing(0), CARD, path=tmp_path / "r.json")
+        run_task(Needle(lengths=lengths, samples=4), Failing(1), CARD, path=path)
+    other = Needle(lengths=lengths, samples=4, num_needles=2)
     with pytest.raises(DataError, match="belongs to another run"):
-        run_task(
-            Needle(lengths=(64,), samples=4, num_needles=2),
-            Failing(9),
-            CARD,
-            path=tmp_path / "r.json",
-        )
+        run_task(other, Failing(9), CARD, path=path)
+    # The weights are the same, but the model reads otherwise.
+    changed = dataclasses.replace(CARD, settings={"write_threshold": 0.5})
+    with pytest.raises(DataError, match="belongs to another run"):
+        run_task(Needle(lengths=lengths, samples=4), Failing(9), changed, path=path)
+
+
+def test_a_run_that_failed_before_its_first_sample_does_not_block_its_correction(
+    tmp_path: Path,
+) -> None:
+    task, path = Needle(lengths=(64,), samples=4), tmp_path / "r.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_task(task, Failing(0), CARD, path=path)
+    corrected = Needle(lengths=(64,), samples=4, num_needles=2)
+    assert run_task(corrected, Failing(9), CARD, path=path).options["num_needles"] == 2
+
+
+def test_a_run_that_was_killed_twice_while_writing_loses_only_those_lines(tmp_path: Path) -> None:
+    task, path = Needle(lengths=(64, 2_048), samples=40), tmp_path / "r.json"
+    journal = tmp_path / "r.json.partial.jsonl"
+    for asked in (1, 1):
+        with pytest.raises(KeyboardInterrupt):
+            run_task(task, Failing(asked), CARD, path=path)
+        with journal.open("a") as stream:
+            stream.write('{"cell": "2048", "sam')
+    whole = [line for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
+    assert all("outcome" in json.loads(line) for line in whole) and len(whole) == 40 + 16
+
+
+def test_a_machine_is_named_with_the_threads_in_use() -> None:
+    assert f", {torch.get_num_threads()} thread" in machine_name()
 
 
 def test_results_do_not_depend_on_the_batch_size() -> None:

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 from titans.cli.main import main
+from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import byte_tokenizer
 from titans.errors import CheckpointError, ConfigError, DataError
+from titans.evaluation.lm import LanguageModelling
 from titans.evaluation.records import Record
 from titans.evaluation.registry import convert_options
+from titans.evaluation.runner import run_task
+from titans.evaluation.s_niah import SNiah
 from titans.evaluation.subject import ModelSubject
 from titans.evaluation.throughput import Throughput
 from titans.models import TitansConfig, TitansForCausalLM
@@ -172,6 +176,9 @@ def test_the_command_writes_a_record_and_a_table(
         (["mqar", "--babi", "x"], "--babi means nothing to mqar"),
         (["needle", "--model", "nowhere", "--figure", "x.png"], "--depths"),
         (["needle", "--model", "nowhere", "--set", "x"], "FIELD=VALUE"),
+        (["needle", "--lengths", "10"], "need a length of at least 24, got 10"),
+        (["permutations", "--degree", "9"], "degree must be 2..6"),
+        (["mqar", "--vocab-size", "64"], "must be above the length"),
     ],
 )
 def test_wrong_use_is_one_clear_line(
@@ -180,6 +187,25 @@ def test_wrong_use_is_one_clear_line(
     assert main(["eval", *words]) == 1
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("option", ["--samples", "--window", "--answer-tokens"])
+@pytest.mark.parametrize("value", ["0", "-1", "few"])
+def test_numbers_below_one_are_refused(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "needle", f"{option}={value}"])
+    assert "a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_model_whose_tokens_spell_no_text_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The rain fell on the road. " * 60)
+    subject = ModelSubject(tiny(vocab_size=131), needle_tokenizer(), name="words")
+    for task in (SNiah(kinds=("pk",), samples=1), LanguageModelling(lengths=(64,), text=text)):
+        with pytest.raises(DataError, match="tokenizer of words cannot spell it"):
+            run_task(task, subject, subject.card())
 
 
 def test_the_command_runs_text_tasks_to_the_end(

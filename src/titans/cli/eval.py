@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from titans.evaluation.records import Record
 
 EXAMPLES = """examples:
-  titans eval s-niah --model checkpoints/needle-mac --kinds pk --lengths 2k,16k,128k --samples 100
+  titans eval s-niah --model checkpoints/niah-lmm --kinds pk --lengths 2k,16k,128k --samples 100
   titans eval mqar --model runs/mqar/checkpoints/last --setting b --json results/mqar.json
   titans eval lm --model runs/enwik8/checkpoints/best --text enwik8.gz --tail-bytes 5000000
 
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figure", type=Path, help="draw a depth x length map (.png), with --depths"
     )
-    parser.add_argument("--window", type=int, default=2_048, help="tokens read at a time (2048)")
+    parser.add_argument("--window", type=_count, default=2_048, help="tokens read at a time (2048)")
     parser.add_argument(
         "--set",
         action="append",
@@ -44,12 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="change the model's configuration for inference, e.g. write_threshold=0.05",
     )
     parser.add_argument("--lengths", type=_lengths, help="e.g. 2k,4k,16k,2M")
-    parser.add_argument("--samples", type=int, help="samples per cell")
+    parser.add_argument("--samples", type=_count, help="samples per cell")
     text = parser.add_argument_group("s-niah")
     text.add_argument("--kinds", type=_names, help="pk,n,w")
     text.add_argument("--haystack", type=Path, help="text of the essay haystack: file or folder")
     text.add_argument("--words", type=Path, help="folder with adjectivelist.txt and nounlist.txt")
-    text.add_argument("--answer-tokens", type=int, help="tokens to generate (128)")
+    text.add_argument("--answer-tokens", type=_count, help="tokens to generate (128)")
     text.add_argument("--depths", type=int, help="(also needle) depths of the map, e.g. 11")
     tokens = parser.add_argument_group("needle, mqar, permutations")
     tokens.add_argument("--num-needles", type=int)
@@ -231,6 +231,12 @@ def _lengths(text: str) -> tuple[int, ...]:
         return parse_lengths(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1; got {text!r}")
+    return int(text)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from titans.data.tasks.haystack import read_books
 from titans.errors import ConfigError, DataError
 from titans.evaluation.records import Score, accuracy_score, describe_path
 from titans.evaluation.subject import Subject
-from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for
+from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for, require_text
 
 MAX_NEW_TOKENS = 20
 
@@ -83,6 +83,7 @@ class Babilong:
     ) -> list[Outcome]:
         """Read context and question, answer greedily, look for the one right label."""
         assert cell.length is not None, "every cell of this task has a length"
+        require_text(subject, self.name)
         subject.check_length(cell.length)
         name = str(cell.detail["task"])
         task = self._task(subject, name)

@@ -18,7 +18,7 @@ from titans.data.tasks.records import IntArray
 from titans.errors import ConfigError, DataError
 from titans.evaluation.records import Score, describe_path, mean_score
 from titans.evaluation.subject import Subject
-from titans.evaluation.tasks import Cell, Outcome, batch_for
+from titans.evaluation.tasks import Cell, Outcome, batch_for, require_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ class LanguageModelling:
     def bind(self, subject: Subject) -> "BoundLanguageModelling":
         """The task with its text in the subject's tokens: only then its cells are known."""
         assert self.text is not None, "checked at construction"
+        require_text(subject, self.name)
         content = "".join(Corpus(files=find_files(self.text)).documents())
         if self.tail_bytes:
             content = content.encode()[-self.tail_bytes :].decode(errors="ignore")

@@ -42,7 +42,11 @@ class Mqar:
     def __post_init__(self) -> None:
         if self.setting not in SETTINGS:
             raise ConfigError(f"MQAR has the settings a, b and forgetting; got {self.setting!r}")
-        if not self._segments():
+        try:
+            segments = self._segments()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if not segments:
             known = sorted({segment.length for segment in SETTINGS[self.setting]})
             raise ConfigError(f"setting {self.setting} of MQAR has only the lengths {known}")
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titans.data.tasks.needle import NeedleTask
+from titans.errors import ConfigError
 from titans.evaluation.records import Score, accuracy_score, mean_score
 from titans.evaluation.subject import Subject
 from titans.evaluation.tasks import (
@@ -31,6 +32,13 @@ class Needle:
     """0: needles lie anywhere. Else this many depths from 0 to 1, each a cell."""
 
     name = "needle"
+
+    def __post_init__(self) -> None:
+        for length in self.lengths:
+            try:
+                self.task(length)
+            except ValueError as error:
+                raise ConfigError(f"needle: {error}") from None
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""

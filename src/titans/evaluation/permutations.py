@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titans.data.tasks.permutations import PermutationTask
+from titans.errors import ConfigError
 from titans.evaluation.records import Score, accuracy_score
 from titans.evaluation.subject import Subject
 from titans.evaluation.tasks import Cell, Outcome, batch_for, draw_examples, require_vocabulary
@@ -18,6 +19,13 @@ class Permutations:
     degree: int = 3
 
     name = "permutations"
+
+    def __post_init__(self) -> None:
+        for length in self.lengths:
+            try:
+                PermutationTask(length=length, degree=self.degree)
+            except ValueError as error:
+                raise ConfigError(f"permutations: {error}") from None
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""
@@ -40,6 +48,7 @@ class Permutations:
     ) -> list[Outcome]:
         """The product named after every element."""
         assert cell.length is not None, "every cell of this task has a length"
+        subject.check_length(cell.length)
         task = PermutationTask(length=cell.length, degree=self.degree)
         require_vocabulary(subject, task.vocab_size, self.name)
         batch = draw_examples(task, cell, seed, samples)

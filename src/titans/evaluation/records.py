@@ -74,7 +74,7 @@ class Record:
     seed: int
     scores: tuple[Score, ...]
     seconds: float
-    """Time of the measurement on one thread, resumed parts included."""
+    """Time of the measurement, resumed parts included; `machine` says on how many threads."""
     commit: str | None
     version: str
     machine: str
@@ -232,7 +232,9 @@ def package_version() -> str:
 
 
 def machine_name() -> str:
-    """Processor and number of cores: enough to read a timing, nothing that names the machine."""
+    """Processor, threads and cores: enough to read a timing, nothing that names the machine."""
+    import torch
+
     model = platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -241,4 +243,5 @@ def machine_name() -> str:
                 break
     except OSError:
         pass
-    return f"{model}, 1 thread of {os.cpu_count()}"
+    threads = torch.get_num_threads()
+    return f"{model}, {threads} thread{'s' * (threads > 1)} of {os.cpu_count()}"

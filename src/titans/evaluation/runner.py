@@ -1,7 +1,8 @@
 """Run a task on a subject: cell by cell, with a progress bar, able to go on where it stopped.
 
 Beside the record lies a journal (`.partial.jsonl`) with one line per measured sample while the
-task runs; it is removed once the record is whole. A journal of other options is refused.
+task runs; it is removed once the record is whole. A journal of another model, of other settings or
+options is refused, unless it holds no sample yet.
 """
 
 import json
@@ -36,7 +37,13 @@ def run_task(
     """Measure every cell and return the record; with a `path`, keep a journal and save it there."""
     if isinstance(task, UnboundTask):
         task = task.bind(subject)
-    header = {"task": task.name, "digest": card.digest, "seed": seed, "options": task.options()}
+    header = {
+        "task": task.name,
+        "digest": card.digest,
+        "settings": card.settings,
+        "seed": seed,
+        "options": task.options(),
+    }
     journal = Journal(Path(path) if path else None, header)
     cells = task.cells()
     total = sum(cell.cost * cell.samples for cell in cells)
@@ -90,9 +97,7 @@ class Journal:
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        if self._file.exists():
-            self._read(header)
-        else:
+        if not (self._file.exists() and self._read(header)):
             self._file.write_text(json.dumps(header) + "\n", encoding="utf-8")
 
     def known(self, cell: Cell) -> dict[int, Outcome]:
@@ -124,10 +129,15 @@ class Journal:
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
-    def _read(self, header: dict[str, object]) -> None:
+    def _read(self, header: dict[str, object]) -> bool:
+        """Take in what the file holds; False where that is no sample."""
         assert self._file is not None, "only called with a file"
-        lines = self._file.read_text(encoding="utf-8").splitlines()
-        if not lines or json.loads(lines[0]) != json.loads(json.dumps(header)):
+        text = self._file.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        if len(lines) < 2:
+            # A run that failed before its first sample (a wrong path) must not block the next one.
+            return False
+        if json.loads(lines[0]) != json.loads(json.dumps(header)):
             raise DataError(
                 f"{self._file} belongs to another run (model, seed or options differ): "
                 "finish that one, choose another file, or delete it"
@@ -140,3 +150,7 @@ class Journal:
                 continue
             self._outcomes.setdefault(entry["cell"], {})[entry["sample"]] = entry["outcome"]
             self.seconds += entry["seconds"]
+        if not text.endswith("\n"):
+            with self._file.open("a", encoding="utf-8") as stream:
+                stream.write("\n")
+        return True

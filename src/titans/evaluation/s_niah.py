@@ -11,7 +11,7 @@ from titans.data.tasks.records import TextSample
 from titans.errors import ConfigError
 from titans.evaluation.records import Score, accuracy_score, describe_path, mean_score
 from titans.evaluation.subject import Subject
-from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for
+from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for, require_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,7 @@ class SNiah:
     ) -> list[Outcome]:
         """Read each prompt, answer greedily, look for the value."""
         assert cell.length is not None, "every cell of this task has a length"
+        require_text(subject, self.name)
         subject.check_length(cell.length)
         drawn = [self.sample(subject, cell, seed, sample) for sample in samples]
         prompts = [subject.encode(sample.prompt) for sample in drawn]

@@ -99,6 +99,19 @@ def require_vocabulary(subject: Subject, needed: int, task: str) -> None:
         )
 
 
+PROBE = "One of the magic numbers for keen-owl is: 1234567, he said; isn't it?"
+
+
+def require_text(subject: Subject, task: str) -> None:
+    """Refuse a model whose tokens cannot spell text, such as one of the needle task's words."""
+    spelled = subject.decode(subject.encode(PROBE))
+    if spelled.lower().split() != PROBE.lower().split():
+        raise DataError(
+            f"{task} is made of text, but the tokenizer of {subject.name} cannot spell it "
+            f"({PROBE[:24]!r} becomes {spelled[:24]!r}): use a model with a tokenizer of text"
+        )
+
+
 def draw_examples(
     task: TokenTask, cell: Cell, seed: int, samples: Sequence[int], depth: float | None = None
 ) -> TokenBatch:

@@ -254,11 +254,15 @@ def test_malformed_babi_is_named(tmp_path: Path) -> None:
     for text, message in (
         ("Mary moved.\n", "line 1: expected 'number sentence'"),
         ("1 Mary moved.\n2 Where is Mary?\tgarden\n", "line 2: expected question, answer"),
+        ("1 Mary moved.\n2 Where is Mary?\tgarden\tx\n", "line 2: expected question, answer"),
         ("1 Mary moved.\n", "holds no question"),
     ):
         file.write_text(text)
         with pytest.raises(DataError, match=message):
             babilong.read_babi(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not UTF-8"):
+        babilong.read_babi(file)
     with pytest.raises(DataError, match="no qa2_"):
         babilong.find_babi_file(tmp_path, "qa2")
     with pytest.raises(DataError, match="must be one of"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from titans.data.tasks.haystack import read_text
 from titans.data.tasks.sentences import split_sentences
 from titans.errors import DataError
 
@@ -77,7 +78,7 @@ def read_babi(file: str | Path) -> list[BabiQuestion]:
     """Every question of a bAbI file; earlier questions of its story are not among its facts."""
     questions: list[BabiQuestion] = []
     facts: dict[int, str] = {}
-    for row, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), start=1):
+    for row, line in enumerate(read_text(Path(file)).splitlines(), start=1):
         if not line.strip():
             continue
         number, _, rest = line.partition(" ")
@@ -89,7 +90,7 @@ def read_babi(file: str | Path) -> list[BabiQuestion]:
             facts[int(number)] = rest.strip()
             continue
         parts = rest.split("\t")
-        if len(parts) != 3:
+        if len(parts) != 3 or not all(word.isdigit() for word in parts[2].split()):
             raise DataError(f"{file}, line {row}: expected question, answer, facts; got {parts}")
         order = list(facts)
         supports = tuple(order.index(int(word)) for word in parts[2].split() if int(word) in facts)

@@ -25,19 +25,24 @@ def read_books(path: str | Path) -> list[str]:
     files = sorted(place.glob("*.txt")) if place.is_dir() else [place]
     if not files:
         raise DataError(f"{place} holds no .txt file; give a file or a folder of .txt files")
-    books = [_read_text(file) for file in files]
+    books = [_read_book(file) for file in files]
     if not any(book.strip() for book in books):
         raise DataError(f"{place} holds no text at all")
     return books
 
 
-def _read_text(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """A file's text; what is not UTF-8 is refused by name."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file} is not UTF-8 text ({error.reason} at byte {error.start})"
         ) from None
+
+
+def _read_book(file: Path) -> str:
+    text = read_text(file)
     if file.suffix != ".json":
         return text
     try:
