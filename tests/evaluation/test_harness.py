@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.test_subject import tiny
-from titans.data.tokenizer import byte_tokenizer
+SHIPPED = Path(__file__).parents[2] / "checkpoints" / "bytes-mac"
 
 TASK = """
 task: colours
@@ -25,9 +24,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 
 @pytest.mark.slow
-def test_the_harness_finds_and_scores_a_checkpoint_offline(tmp_path: Path) -> None:
-    tiny().save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
+def test_the_harness_finds_and_scores_a_shipped_checkpoint_offline(tmp_path: Path) -> None:
     rows = [
         {"question": "The sky is", "choices": [" blue", " green"], "answer": n % 2}
         for n in range(4)
@@ -38,7 +35,7 @@ def test_the_harness_finds_and_scores_a_checkpoint_offline(tmp_path: Path) -> No
     (tmp_path / "tasks" / "colours.yaml").write_text(TASK.format(data=data))
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     words = ["-m", "lm_eval", "--model", "hf", "--tasks", "colours", "--device", "cpu"]
-    words += ["--model_args", f"pretrained={tmp_path / 'model'},trust_remote_code=True"]
+    words += ["--model_args", f"pretrained={SHIPPED},trust_remote_code=True"]
     words += ["--include_path", str(tmp_path / "tasks"), "--output_path", str(tmp_path / "out")]
     done = subprocess.run(
         [sys.executable, *words],

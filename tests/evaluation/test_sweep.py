@@ -67,6 +67,7 @@ class Workshop:
         self.now = 0.0
         self.values = values or {}
         self.failing: set[str] = set()
+        self.stopped: set[str] = set()
         self.said: list[str] = []
 
     def train(self, job: Job, folder: Path) -> None:
@@ -74,6 +75,8 @@ class Workshop:
         self.now += 60
         if job.name in self.failing:
             raise JobFailedError("not finite at step 3")
+        if job.name in self.stopped:
+            raise KeyboardInterrupt
 
     def evaluate(self, job: Job, evaluation: Evaluation, folder: Path, file: Path) -> Record:
         found = record(self.values.get(job.name, 0.5))
@@ -122,6 +125,27 @@ def test_a_job_that_was_killed_is_begun_again_but_its_records_are_kept(tmp_path:
     workshop = Workshop()
     assert workshop.run(write(tmp_path), out) and "full-seed0" in workshop.trained
     assert Record.load(out / "full-seed0" / "needle.json").scores[0].value == 0.25
+
+
+def test_the_time_of_a_stopped_job_counts(tmp_path: Path) -> None:
+    path, out = write(tmp_path, FILE.replace("minutes: 10", "minutes: 2.5")), tmp_path / "out"
+    first = Workshop()
+    first.stopped = {"no-conv-seed0"}
+    with pytest.raises(KeyboardInterrupt):
+        first.run(path, out)
+    second = Workshop()
+    assert not second.run(path, out) and second.trained == []
+    assert "2.0 used" in second.said[0]
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert Workshop().run(write(tmp_path), out)
+    quiet = write(tmp_path, FILE.replace("seeds:", "set: [log.every=5]\nseeds:"))
+    assert Workshop().run(quiet, out), "what is only logged may change"
+    longer = write(tmp_path, FILE.replace("seeds:", "set: [train.steps=9]\nseeds:"))
+    with pytest.raises(ConfigError, match=r"other settings \(train\.steps=9\)"):
+        Workshop().run(longer, out)
 
 
 def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:

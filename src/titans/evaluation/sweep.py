@@ -24,6 +24,10 @@ from titans.evaluation.records import Record
 
 DONE = "done.json"
 """Written in a job's folder once everything in it is finished."""
+BEGUN = "begun.json"
+"""Written in a job's folder when it is begun, and when it stops: its settings, the time it took."""
+NOT_RESULTS = ("log.", "checkpoint.", "out=")
+"""Settings that may change between two calls without changing a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +176,17 @@ def run_sweep(
 
     A job that raises `JobFailedError` is done, too, without records: it is not tried again.
     """
+    for job in jobs:
+        _check_settings(job, out / job.name)
     spent = {job.name: seconds for job in jobs if (seconds := _spent(out / job.name)) is not None}
     for number, job in enumerate(jobs, start=1):
         if job.name in spent:
             continue
-        used = sum(spent.values())
+        used = sum(spent.values()) + sum(
+            _begun(out / other.name).get("seconds", 0.0)
+            for other in jobs
+            if other.name not in spent
+        )
         expected = max(spent.values(), default=0.0)
         if used + expected > 60 * sweep.budget_minutes:
             report(
@@ -188,23 +198,54 @@ def run_sweep(
         began = clock()
         folder = out / job.name
         folder.mkdir(parents=True, exist_ok=True)
+        before = _begun(folder).get("seconds", 0.0)
+        _begin(job, folder, before)
         result: dict[str, object] = {}
         try:
             train(job, folder)
-        except JobFailedError as error:
-            result["failed"] = str(error)
-            report(f"{job.name} failed, the sweep goes on: {error}")
-        else:
             for evaluation in sweep.evaluations:
                 file = folder / f"{evaluation.name or evaluation.task}.json"
                 if not file.exists():
                     evaluate(job, evaluation, folder, file)
-        spent[job.name] = clock() - began
+        except JobFailedError as error:
+            result["failed"] = str(error)
+            report(f"{job.name} failed, the sweep goes on: {error}")
+        finally:
+            _begin(job, folder, before + clock() - began)
+        spent[job.name] = before + clock() - began
         (folder / DONE).write_text(json.dumps({"seconds": spent[job.name], **result}))
     failed = [job.name for job in jobs if "failed" in _outcome(out / job.name)]
     if failed:
         report(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
     return True
+
+
+def _begin(job: Job, folder: Path, seconds: float) -> None:
+    content = {"settings": list(job.settings), "seconds": seconds}
+    (folder / BEGUN).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    """What a job was begun with, and how long it has run; empty for one that was not."""
+    file = folder / BEGUN
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _check_settings(job: Job, folder: Path) -> None:
+    """Refuse to go on in the folder of a job that has other settings: the table would mix them."""
+    begun = _begun(folder).get("settings")
+    if begun is None:
+        return
+    before, now = (
+        [text for text in settings if not text.startswith(NOT_RESULTS)]
+        for settings in (begun, job.settings)
+    )
+    if before != now:
+        differing = sorted(set(before) ^ set(now)) or now
+        raise ConfigError(
+            f"{folder} was begun with other settings ({', '.join(differing)}): "
+            "choose another --out, or give the same settings"
+        )
 
 
 def _outcome(folder: Path) -> dict[str, Any]:
