@@ -190,6 +190,23 @@ def test_a_haystack_begins_anywhere_in_training(tmp_path: Path) -> None:
     assert len(begins) == 8
 
 
+@pytest.mark.parametrize("share", [2, 1])
+def test_training_looks_elsewhere_where_a_haystack_does_not_fit(share: int, tmp_path: Path) -> None:
+    """A word longer than the sample, as addresses of web pages are, at every second sentence."""
+    essay = tmp_path / "essay.txt"
+    words = ["x" * 900 if n % share == 0 else "Here" for n in range(500)]
+    essay.write_text(" ".join(f"{word} is sentence {n}." for n, word in enumerate(words)))
+    config = DataConfig(
+        source="niah", path=str(essay), sequence_len=640, task={"kind": "n", "answer_tokens": 20}
+    )
+    data = load_data(config, batch_size=8, seed=0)
+    if share == 2:
+        assert all(len(w.tokens) <= 640 for w in data.train.windows(0, range(8)))
+    else:
+        with pytest.raises(DataError, match="does not fit in 640 tokens"):
+            data.train.windows(0, range(8))
+
+
 def test_babilong_stream(tmp_path: Path) -> None:
     babi, books = tmp_path / "babi", tmp_path / "books"
     babi.mkdir()

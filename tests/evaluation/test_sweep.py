@@ -253,9 +253,16 @@ def test_shipped_sweeps_plan_rows_of_equal_size(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    assert {file.stem for file in FILES} == {"ablation", "language", "recall", "variants"}
+    assert {file.stem for file in FILES} == {
+        "ablation",
+        "language",
+        "recall",
+        "state-tracking",
+        "variants",
+    }
     monkeypatch.setenv("TRAIN", str(write_corpus(tmp_path, 500)))
     monkeypatch.setenv("TEST", str(tmp_path / "corpus.jsonl"))
+    monkeypatch.setenv("DEGREE", "3")
     assert main(["sweep", str(path), "--plan"]) == 0
     jobs = capsys.readouterr().out.splitlines()
     sweep = load_sweep(path)

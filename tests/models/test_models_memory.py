@@ -42,6 +42,15 @@ def test_every_mode_is_causal_and_streams(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal"])
+def test_a_memory_that_is_off_is_out_of_the_computation(case: str) -> None:
+    model, ids = tiny_model(case), tiny_tokens()
+    model.set_memory_mode("off")
+    model(ids, use_cache=False).logits.sum().backward()
+    heard = [name for name, p in model.named_parameters() if p.grad is not None]
+    assert heard and not [name for name in heard if ".memory." in name]
+
+
+@pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal"])
 def test_report_is_the_mean_over_real_tokens(case: str) -> None:
     model, ids = tiny_model(case), tiny_tokens(batch=1, time=20)
     with torch.no_grad():

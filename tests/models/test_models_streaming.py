@@ -192,6 +192,16 @@ def test_cache_of_another_model_is_refused(tmp_path: Path) -> None:
         model(tiny_tokens(), past_key_values=object())
 
 
+def test_cache_from_before_gates_could_look_back_fits(tmp_path: Path) -> None:
+    path, model = tmp_path / "state.safetensors", tiny_model("mac")
+    cache = model.new_cache(1)
+    del cache.layout["memory_gate_kernel"]
+    cache.save(path)
+    TitansCache.load(path).check_fits(model.config)
+    with pytest.raises(StateError, match="memory_gate_kernel=0, this model has 3"):
+        TitansCache.load(path).check_fits(tiny_model("mac", memory_gate_kernel=3).config)
+
+
 def test_damaged_cache_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     tiny_model("mac").new_cache(1).save(path)

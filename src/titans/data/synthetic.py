@@ -5,6 +5,7 @@ Random numbers come from (seed, split, step) for tasks of tokens and (seed, spli
 tasks of text, so every batch can be made on its own, and held-out batches are never trained on.
 """
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
@@ -31,9 +32,9 @@ from titans.data.tasks.mqar import MqarTask
 from titans.data.tasks.needle import NeedleTask
 from titans.data.tasks.niah import KeyWords, NiahTask
 from titans.data.tasks.permutations import PermutationTask
-from titans.data.tasks.records import TokenTask
+from titans.data.tasks.records import TextSample, TokenTask
 from titans.data.tokenizer import encode_document, end_token
-from titans.errors import ConfigError
+from titans.errors import ConfigError, DataError
 
 TOKEN_TASKS: dict[str, Callable[..., TokenTask]] = {
     "mqar": MqarTask,
@@ -44,6 +45,8 @@ TRAIN_SPLIT, HELD_OUT_SPLIT = 0, 1
 MIXTURE_STREAM = 3
 HELD_OUT_QUESTIONS = 0.05
 """The part of bAbI's training questions, at their end, that is kept for held-out batches."""
+PLACES = 8
+"""Places of a haystack that are tried for a sample that fits, before the run is ended."""
 
 
 class Variation(Protocol):
@@ -251,12 +254,22 @@ class _Niah:
         return cls(task, int(options["length"]), tokenizer)  # type: ignore[call-overload]
 
     def __call__(self, rng: np.random.Generator) -> list[Exchange]:
-        essay = self.task.essay
-        first = int(rng.integers(essay.num_sentences)) if essay is not None else 0
-        sample = self.task.sample(rng, self.length, self._count, first_sentence=first)
+        sample = self._sample(rng)
         prompt = encode_document(self.tokenizer, sample.prompt)
         answer = encode_document(self.tokenizer, f" {sample.answers[0]}.")
         return [Exchange(prompt, np.append(answer, end_token(self.tokenizer)))]
+
+    def _sample(self, rng: np.random.Generator) -> TextSample:
+        """A sample that fits; where a sentence begins with a word too long, one from elsewhere."""
+        essay = self.task.essay
+        if essay is None:
+            return self.task.sample(rng, self.length, self._count)
+        for _ in range(PLACES - 1):
+            first = int(rng.integers(essay.num_sentences))
+            with contextlib.suppress(DataError):
+                return self.task.sample(rng, self.length, self._count, first_sentence=first)
+        first = int(rng.integers(essay.num_sentences))
+        return self.task.sample(rng, self.length, self._count, first_sentence=first)
 
     def _count(self, text: str) -> int:
         return len(encode_document(self.tokenizer, text))

@@ -103,7 +103,7 @@ def _shown(record: Record) -> list[tuple[Column, Score]]:
     return [
         (Column(record.task, setting, score.length, score.detail.get("pairs")), score)
         for score in record.scores
-        if score.metric == metric and set(score.detail) <= {"pairs", "updates"}
+        if score.metric == metric and set(score.detail) <= {"pairs", "updates", "group"}
     ]
 
 

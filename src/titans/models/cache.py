@@ -39,6 +39,7 @@ LAYOUT_FIELDS = (
     "memory_expansion",
     "mixer_conv_kernel",
     "memory_conv_kernel",
+    "memory_gate_kernel",
     "memory_rule",
     "write_gate",
 )
@@ -275,7 +276,8 @@ class TitansCache:
         """Read what `save` wrote."""
         named, notes = read_tensors_and_notes(path, FORMAT, FORMAT_VERSION)
         try:
-            layout = json.loads(notes["layout"])
+            # Caches from before gates could look back do not name it.
+            layout = {"memory_gate_kernel": 0, **json.loads(notes["layout"])}
             progress = _Progress(*(named.pop(name) for name in _Progress._fields))
             columns = int(notes["columns"])
             groups: list[dict[str, Tensor]] = [{} for _ in range(layout["num_hidden_layers"])]

@@ -56,7 +56,9 @@ class MALMixer(Mixer):
         answers, memory = write_prefix(self.memory, self.persistent, batch)
         if answers is None:
             return BlockState(past=past, memory=memory)
-        keys = self.attention.key_values(self.memory_norm(answers))
+        assert prefix is not None
+        heard = prefix if self.memory_mode == "off" else self.memory_norm(answers)
+        keys = self.attention.key_values(heard)
         return BlockState(past=past, prefix=keys, memory=memory)
 
     def forward(
