@@ -9,12 +9,16 @@ from titans.evaluation.report_cells import model_name, percent
 from titans.evaluation.report_tables import table
 
 SETTINGS_SHOWN = {
-    "state_numbers": "state",
+    "state_numbers": "state (numbers)",
     "learning_rate": "learning rate",
     "tokens": "training tokens",
     "minutes": "CPU minutes",
 }
 """What a row tells of its model, and what stands above it."""
+UNITS = (
+    "Published sizes are bytes, 4 per number, and include the 3 d numbers of the convolution in "
+    "front (d is the width); ours are numbers and leave the convolution out."
+)
 
 
 def mqar_section(records: Sequence[Record]) -> str:
@@ -29,8 +33,8 @@ def mqar_section(records: Sequence[Record]) -> str:
         [f"*{model}*", ", ".join(f"*{value}* at {size}" for size, value in points)]
         for model, points in paper.MQAR_STATE.items()
     ]
-    note = f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes:\n\n"
-    return "\n".join(parts) + note + table(["model", "accuracy"], published)
+    note = f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes. {UNITS}"
+    return "\n".join(parts) + f"{note}\n\n" + table(["model", "accuracy"], published)
 
 
 def _table(records: Sequence[Record]) -> str:
