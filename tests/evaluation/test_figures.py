@@ -157,7 +157,9 @@ def test_the_page_links_what_was_drawn(tmp_path: Path) -> None:
     for picture in PICTURES:
         link = f"![{picture.title}](figures/{picture.file})"
         assert link in text and (figures / picture.file).exists()
-    assert text.index("## Facts in books") < text.index("babilong-length.png") < text.index("qa1")
+    assert (
+        text.index("## Facts in books") < text.index("babilong-length.png") < text.index("| qa1 |")
+    )
     assert "![" not in render(everything()), "no link without a picture"
     assert draw_pictures([everything()[1]], tmp_path / "few").keys() == {"babilong"}
     assert [file.name for file in (tmp_path / "few").iterdir()] == ["babilong-length.png"]

@@ -9,6 +9,7 @@ import pytest
 
 from evaluation.report_records import record
 from titans.evaluation import paper
+from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, accuracy_score, load_records, mean_score
 from titans.evaluation.report import main, render
 from titans.evaluation.report_cells import percent
@@ -75,9 +76,12 @@ def test_the_page_is_what_the_records_give(tmp_path: Path) -> None:
 
 
 def shown_numbers(page: str) -> set[str]:
-    """Numbers in rows that begin with a model's name in code style, provenance left out."""
+    """Numbers in rows of targets and in those that begin with a model's name in code style,
+    provenance left out. The first cell of a row, what it is about, is not a measurement."""
     made = re.compile(r"`(titans eval|python benchmarks)")
+    targets = page.partition("## Targets")[2].partition("\n## ")[0].splitlines()
     rows = [line for line in page.splitlines() if line.startswith("| `") and not made.search(line)]
+    rows += [re.sub("`[^`]*`", "", line) for line in targets if line.startswith("| ")]
     cells = [cell for row in rows for cell in row.split("|")[2:]]
     return {number for cell in cells for number in re.findall(r"\d+\.\d+|\d{3,}", cell)}
 
@@ -94,7 +98,9 @@ def known_numbers(records: list[Record]) -> set[str]:
                     f"{value:.0f}",
                     f"{100 * value:.0f}",
                 }
-            known.add(str(score.length))
+            known |= {str(score.length), str(score.samples)}
+            known |= set(re.findall(r"\d+", format_length(score.length or 0)))
+        known.add(str(found.model.settings.get("write_threshold")))
         if found.task == "mqar":
             known.add(f"{100 * statistics.fmean(s.value for s in found.scores):.1f}")
             for name in ("state_numbers", "learning_rate", "tokens", "minutes"):
@@ -111,6 +117,9 @@ def known_means(records: list[Record]) -> set[str]:
         if found.sweep:
             known |= set(f"{found.model.num_parameters:,}".split(","))
             row = found.model.name.rsplit("-seed", 1)[0]
+            if found.task == "mqar":
+                mean = statistics.fmean(score.value for score in found.scores)
+                values.setdefault((found.sweep, row, "over segments"), []).append(mean)
             for score in found.scores:
                 options = [str(found.options.get(name)) for name in ("setting", "text")]
                 cell = (found.sweep, row, found.task, *options)
@@ -172,6 +181,8 @@ def test_no_number_of_ours_is_shown_that_no_record_has() -> None:
 def test_the_check_notices_an_invented_number() -> None:
     page = render(everything()) + "\n| `stand-in` | 99.9 |\n"
     assert shown_numbers(page) - known_numbers(everything()) == {"99.9"}
+    typed = render(everything()).replace("| no record |", "| `a 128` 98.7 |", 1)
+    assert shown_numbers(typed) - known_numbers(everything()) == {"98.7"}
 
 
 @pytest.mark.parametrize("values", [paper.S_NIAH["Titans MAC"], paper.S_NIAH["TTT"]])

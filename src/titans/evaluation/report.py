@@ -25,6 +25,7 @@ from titans.evaluation.report_cells import (
 from titans.evaluation.report_mqar import mqar_section
 from titans.evaluation.report_sweeps import sweep_sections
 from titans.evaluation.report_tables import table
+from titans.evaluation.report_targets import targets_section
 from titans.evaluation.report_throughput import throughput_section
 
 HEAD = """# Results
@@ -46,7 +47,7 @@ OUR_TOKENS = (
 
 def render(records: Sequence[Record], pictures: Mapping[str, Sequence[str]] | None = None) -> str:
     """The whole page; `pictures` are the links that stand on top of a task's section."""
-    parts = [HEAD]
+    parts = [HEAD, targets_section(records)]
     for title, task, section in SECTIONS:
         chosen = [r for r in records if r.task == task and not r.sweep]
         if chosen:

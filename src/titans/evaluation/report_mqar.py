@@ -33,7 +33,9 @@ def mqar_section(records: Sequence[Record]) -> str:
         [f"*{model}*", ", ".join(f"*{value}* at {size}" for size, value in points)]
         for model, points in paper.MQAR_STATE.items()
     ]
-    note = f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes. {UNITS}"
+    note = (
+        f"\nPublished for setting B with its full budget ({paper.PLOT}), by state in bytes. {UNITS}"
+    )
     return "\n".join(parts) + f"{note}\n\n" + table(["model", "accuracy"], published)
 
 
@@ -43,7 +45,7 @@ def _table(records: Sequence[Record]) -> str:
         [
             model_name(record),
             *(_setting(record, name) for name in SETTINGS_SHOWN),
-            f"{100 * _mean(record):.1f}",
+            f"{100 * mean_accuracy(record):.1f}",
             *(percent(record.find("accuracy", n, **detail)) for n, detail in cells),
         ]
         for record in sorted(records, key=_rank)
@@ -55,11 +57,13 @@ def _table(records: Sequence[Record]) -> str:
 def _rank(record: Record) -> tuple[float, float]:
     """Small states first, unknown ones last; of equal ones the best first."""
     state = record.model.settings.get("state_numbers")
-    return state if isinstance(state, int | float) else math.inf, -_mean(record)
+    return state if isinstance(state, int | float) else math.inf, -mean_accuracy(record)
 
 
-def _mean(record: Record) -> float:
-    return math.fsum(s.value for s in record.scores) / len(record.scores)
+def mean_accuracy(record: Record) -> float:
+    """Mean over the segments."""
+    values = [s.value for s in record.scores if s.metric == "accuracy"]
+    return math.fsum(values) / len(values)
 
 
 def _setting(record: Record, name: str) -> str:

@@ -68,10 +68,9 @@ def _sweep_section(records: Sequence[Record], published: str) -> str:
             int(str(column.pairs or 0)),
         ),
     )
-    names = list(dict.fromkeys(SEED.sub("", record.model.name) for record in records))
     rows = []
-    for name in names:
-        ours = [r for r in records if SEED.sub("", r.model.name) == name]
+    for name in dict.fromkeys(map(row_name, records)):
+        ours = [r for r in records if row_name(r) == name]
         seeds = len({r.model.name for r in ours})
         parameters = f"{ours[0].model.num_parameters:,}"
         cells = [_cell(ours, column) for column in columns]
@@ -90,6 +89,11 @@ def _sweep_section(records: Sequence[Record], published: str) -> str:
 def _texts(records: Sequence[Record]) -> list[str]:
     """The texts that the records were tested on."""
     return sorted({str(r.options["text"]).split("@")[0] for r in records if "text" in r.options})
+
+
+def row_name(record: Record) -> str:
+    """The row of its sweep that a record belongs to, whatever its seed."""
+    return SEED.sub("", record.model.name)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:

@@ -1,0 +1,44 @@
+"""Targets on top of the results page: what was aimed at, what the records say, and a verdict.
+
+Every value comes out of a record, and every verdict out of the values: none is written by hand.
+"""
+
+from collections.abc import Sequence
+
+from titans.evaluation.records import Record
+from titans.evaluation.report_tables import table
+from titans.evaluation.report_target_parts import MET, REPORTED, Target
+from titans.evaluation.report_targets_sweeps import ablation_targets, language_targets
+from titans.evaluation.report_targets_tasks import (
+    needle_targets,
+    question_targets,
+    recall_targets,
+)
+
+REASON = "[log](log/evaluation.md)"
+"""Where it is told what was tried and why a target was missed."""
+HEAD = """## Targets
+
+What this work set out to show. Values are accuracies in per cent or bits per byte, ± is the
+standard deviation over seeds; MQAR's are means over the segments. Verdicts are computed from the
+values: what has no record counts as not reached, comparisons are of means (their intervals stand in
+the tables below), and a difference no larger than the larger of two spreads is within the spread.
+"""
+
+
+def targets_section(records: Sequence[Record]) -> str:
+    """The table of all targets."""
+    alone = [record for record in records if not record.sweep]
+    targets = [
+        *recall_targets(alone),
+        *needle_targets(alone),
+        *question_targets(alone),
+        *language_targets(records),
+        *ablation_targets(records),
+    ]
+    rows = [[t.text, t.measured or "-", t.verdict, _reason(t)] for t in targets]
+    return f"{HEAD}\n{table(['target', 'measured', 'verdict', 'reason'], rows)}"
+
+
+def _reason(target: Target) -> str:
+    return "-" if target.verdict in (MET, REPORTED) else REASON

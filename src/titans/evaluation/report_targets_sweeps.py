@@ -1,0 +1,127 @@
+"""Targets of sweeps: language modelling beside the baselines, and the ablations."""
+
+from collections.abc import Sequence
+
+from titans.evaluation.lengths import format_length
+from titans.evaluation.records import Record, Score
+from titans.evaluation.report_mqar import mean_accuracy
+from titans.evaluation.report_sweeps import mean_and_spread, row_name
+from titans.evaluation.report_target_parts import (
+    ABSENT,
+    VARIANTS,
+    Target,
+    in_percent,
+    named,
+    verdict,
+)
+
+TEXTS = {"enwik8": "enwik8", "WikiText-2 (second opinion)": "wikitext"}
+"""Titles of the texts, and how their files begin."""
+BASELINES = ("transformer", "sliding-window")
+ABLATIONS = (
+    "linear memory",
+    "no convolution",
+    "no momentum",
+    "no forgetting",
+    "no persistent memory",
+)
+WORSE, BETTER, WITHIN = "worse", "better", "within the spread"
+
+
+def language_targets(records: Sequence[Record]) -> list[Target]:
+    """Bits per byte of every variant against both baselines, without and with a convolution."""
+    sweep = [record for record in records if record.sweep == "language"]
+    targets = []
+    for title, start in TEXTS.items():
+        ours = [r for r in sweep if str(r.options.get("text", "")).startswith(start)]
+        for suffix, words in (("", ""), ("-with-convolution", " with a convolution")):
+            text = (
+                f"{title}: every variant below Transformer and sliding window{words}, at the "
+                "training length and at 8 times"
+            )
+            targets.append(_language_target(text, ours, [f"{name}{suffix}" for name in BASELINES]))
+    return targets
+
+
+def _language_target(text: str, records: Sequence[Record], baselines: Sequence[str]) -> Target:
+    """The sweep's shortest length is the one it was trained at."""
+    shortest = min((s.length or 0 for r in records for s in _bits(r)), default=0)
+    shown, parts = [], []
+    for length in (shortest, 8 * shortest):
+        values = {row: _mean_bits(records, row, length) for row in (*VARIANTS, *baselines)}
+        for variant in VARIANTS:
+            for baseline in baselines:
+                own, other = values[variant], values[baseline]
+                parts.append(None if own is None or other is None else own < other)
+        cells = {row: ABSENT if bits is None else f"{bits:.4f}" for row, bits in values.items()}
+        shown.append(f"at {format_length(length)} {named(cells)}")
+    result = verdict(parts)
+    rows = [row_name(record) for record in records]
+    seeds = max(map(rows.count, rows), default=0)
+    shown.append("one seed" if seeds == 1 else f"means over up to {seeds} seeds")
+    return Target(text, "" if result == ABSENT else "; ".join(shown), result)
+
+
+def _bits(record: Record) -> list[Score]:
+    """Bits per byte of whole windows."""
+    return [s for s in record.scores if s.metric == "bits_per_byte" and not s.detail]
+
+
+def _mean_bits(records: Sequence[Record], row: str, length: int) -> float | None:
+    ours = [record for record in records if row_name(record) == row]
+    values = [s.value for record in ours for s in _bits(record) if s.length == length]
+    return mean_and_spread(values)[0] if values else None
+
+
+def ablation_targets(records: Sequence[Record]) -> list[Target]:
+    """Whether the model without a part is worse than the whole one, on recall and on text."""
+    on_recall, on_text = _recall_values(records), _text_values(records)
+    targets = []
+    for name in ABLATIONS:
+        row = name.replace(" ", "-")
+        shown, parts = [], []
+        for title, values in (("recall", on_recall), ("text", on_text)):
+            if "full" not in values or row not in values:
+                shown.append(f"{title}: {ABSENT}")
+                parts.append(None)
+                continue
+            is_recall = title == "recall"
+            found = direction(values[row], values["full"], higher_is_better=is_recall)
+            cells = " against ".join(_with_spread(values[key], is_recall) for key in (row, "full"))
+            shown.append(f"{title}: {cells}, {found}")
+            parts.append(found == WORSE)
+        text = f"Ablation: {name} is worse than the full model, on recall and on text"
+        targets.append(Target(text, "; ".join(shown), verdict(parts)))
+    return targets
+
+
+def direction(ablated: Sequence[float], full: Sequence[float], *, higher_is_better: bool) -> str:
+    """Worse or better, or within the spread: the larger standard deviation of the two rows."""
+    (mean, spread), (whole, other) = mean_and_spread(ablated), mean_and_spread(full)
+    if abs(mean - whole) <= max(spread, other):
+        return WITHIN
+    return WORSE if (mean < whole) == higher_is_better else BETTER
+
+
+def _with_spread(values: Sequence[float], is_recall: bool) -> str:
+    """Mean and standard deviation over the seeds."""
+    return " ± ".join(in_percent(v) if is_recall else f"{v:.4f}" for v in mean_and_spread(values))
+
+
+def _recall_values(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Per row of the recall sweep and seed, the mean over the segments."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        if record.sweep == "recall" and record.task == "mqar":
+            values.setdefault(row_name(record), []).append(mean_accuracy(record))
+    return values
+
+
+def _text_values(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Per row of the ablation sweep and seed, bits per byte at the training length."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        if record.sweep == "ablation" and (scores := _bits(record)):
+            shortest = min(scores, key=lambda score: score.length or 0)
+            values.setdefault(row_name(record), []).append(shortest.value)
+    return values
