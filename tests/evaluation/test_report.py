@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.report_records import record
+from evaluation.report_records import named, record
 from titans.evaluation import paper
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, accuracy_score, load_records, mean_score
@@ -112,11 +112,18 @@ def known_numbers(records: list[Record]) -> set[str]:
 def known_means(records: list[Record]) -> set[str]:
     """Means and spreads over the seeds of a sweep's rows, worked out here anew."""
     values: dict[tuple, list[float]] = {}
+    trainings: dict[tuple, list[float]] = {}
     known = set()
     for found in records:
         if found.sweep:
             known |= set(f"{found.model.num_parameters:,}".split(","))
             row = found.model.name.rsplit("-seed", 1)[0]
+            if "trained_tokens" in found.model.settings:
+                known |= set(f"{found.model.settings['trained_tokens']:,}".split(","))
+                minutes = float(str(found.model.settings["trained_seconds"])) / 60
+                trainings.setdefault((found.sweep, row, found.options.get("text")), []).append(
+                    minutes
+                )
             if found.task == "mqar":
                 mean = statistics.fmean(score.value for score in found.scores)
                 values.setdefault((found.sweep, row, "over segments"), []).append(mean)
@@ -125,6 +132,7 @@ def known_means(records: list[Record]) -> set[str]:
                 cell = (found.sweep, row, found.task, *options)
                 key = (*cell, score.metric, score.length, str(score.detail))
                 values.setdefault(key, []).append(score.value)
+    known |= {f"{statistics.fmean(minutes):.1f}" for minutes in trainings.values()}
     for same in values.values():
         mean, spread = statistics.fmean(same), statistics.stdev(same) if len(same) > 1 else 0.0
         known |= {f"{mean:.4f}", f"{spread:.4f}", f"{100 * mean:.1f}", f"{100 * spread:.1f}"}
@@ -149,6 +157,24 @@ def test_a_sweep_shows_mean_and_spread_over_its_seeds() -> None:
     assert "75.0 ± 35.4" in page and "*85.34*" in page
     assert "titans sweep sweeps/ablation.yaml" in page
     assert "## Associative recall" not in page, "a sweep's rows stand in its own table only"
+    assert not shown_numbers(page) - known_numbers(rows)
+
+
+def test_a_sweep_shows_what_its_rows_were_trained_with_where_records_know_it() -> None:
+    score = accuracy_score([1.0], length=64, detail={"pairs": 4})
+    old = dataclasses.replace(record("mqar", [score]), sweep="recall")
+    page = render([named(old, "full-seed0")])
+    assert "equal tuning effort: none" in page and "training tokens" not in page
+    budget = {"trained_tokens": 1_234_567}
+    rows = [
+        named(old, "full-seed0"),
+        named(old, "ttt-seed0", trained_seconds=90.0, **budget),
+        named(old, "ttt-seed1", trained_seconds=120.0, **budget),
+    ]
+    page = render(rows)
+    assert "| row | seeds | parameters | training tokens | minutes | mqar, 64, 4 pairs |" in page
+    assert "| `full` | 1 | 0 | - | - | 100.0 |" in page
+    assert "| `ttt` | 2 | 0 | 1,234,567 | 1.8 | 100.0 ± 0.0 |" in page
     assert not shown_numbers(page) - known_numbers(rows)
 
 

@@ -225,6 +225,9 @@ def test_a_small_sweep_trains_evaluates_and_matches_parameters(
     published = Record.load(records / "no-conv-seed0-needle.json")
     assert published.sweep == "tiny"
     assert published.command == f"titans sweep {path} --set log.every=1"
+    assert published.model.settings["trained_steps"] == 2
+    assert published.model.settings["trained_tokens"] == 2 * 2 * 48
+    assert published.model.settings["trained_seconds"] > 0  # type: ignore[operator]
     assert published.scores == Record.load(out / "no-conv-seed0" / "needle.json").scores
 
 

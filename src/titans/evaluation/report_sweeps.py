@@ -14,6 +14,11 @@ from titans.evaluation.sweep import standard_deviation
 
 SHOWN = {"lm": "bits_per_byte", "mqar": "accuracy", "permutations": "last_accuracy"}
 """The metric that a sweep's table shows, by task."""
+TRAINED_TOKENS, TRAINED_SECONDS = "trained_tokens", "trained_seconds"
+TUNING = (
+    "All rows share the learning rate and schedule of the sweep's base configuration, which is one "
+    "of our own variants'; no row was tuned by itself (equal tuning effort: none)."
+)
 SEED = re.compile(r"-seed\d+$")
 
 
@@ -68,22 +73,35 @@ def _sweep_section(records: Sequence[Record], published: str) -> str:
             int(str(column.pairs or 0)),
         ),
     )
+    is_known = any(TRAINED_TOKENS in record.model.settings for record in records)
     rows = []
     for name in dict.fromkeys(map(row_name, records)):
         ours = [r for r in records if row_name(r) == name]
         seeds = len({r.model.name for r in ours})
         parameters = f"{ours[0].model.num_parameters:,}"
         cells = [_cell(ours, column) for column in columns]
-        rows.append([f"`{name}`", str(seeds), parameters, *cells])
-    head = ["row", "seeds", "parameters", *(column.title for column in columns)]
+        budget = _budget(ours) if is_known else []
+        rows.append([f"`{name}`", str(seeds), parameters, *budget, *cells])
+    budget = ["training tokens", "minutes"] if is_known else []
+    head = ["row", "seeds", "parameters", *budget, *(column.title for column in columns)]
     commit = ", ".join(sorted({record.commit or "-" for record in records}))
     heading = records[0].sweep + "".join(f", on {Path(name).stem}" for name in _texts(records))
     text = (
         f"## Sweep: {heading}\n\nMean over the seeds and, behind it, their standard deviation; one "
-        "seed stands alone. Accuracy in per cent.\n\n" + table(head, rows)
+        f"seed stands alone. Accuracy in per cent. {TUNING}\n\n" + table(head, rows)
     )
     tested = "".join(f", tested on `{name}`" for name in _texts(records))
     return text + published + f"\nMade by `{records[0].command}`{tested}, commit {commit}.\n"
+
+
+def _budget(records: Sequence[Record]) -> list[str]:
+    """Tokens and minutes of a row's training, means over those of its records that know them."""
+    cells = []
+    for name, unit, style in ((TRAINED_TOKENS, 1, ",.0f"), (TRAINED_SECONDS, 60, ".1f")):
+        found = [r.model.settings.get(name) for r in records]
+        values = [value / unit for value in found if isinstance(value, int | float)]
+        cells.append(format(mean_and_spread(values)[0], style) if values else "-")
+    return cells
 
 
 def _texts(records: Sequence[Record]) -> list[str]:

@@ -21,6 +21,7 @@ import yaml
 
 from titans.errors import ConfigError, TitansError
 from titans.evaluation.records import Record
+from titans.evaluation.training_log import LOG_NAME, read_training
 
 DONE = "done.json"
 """Written in a job's folder once everything in it is finished."""
@@ -260,17 +261,37 @@ def _spent(folder: Path) -> float | None:
 
 
 def publish(sweep: Sweep, jobs: Sequence[Job], out: Path, target: Path, command: str) -> list[Path]:
-    """Copy the records of finished jobs to `target`, with the sweep's name and command."""
+    """Copy the records of finished jobs to `target`.
+
+    They get the sweep's name and command, and among the model's settings what its training took.
+    """
     files = []
     for job in jobs:
+        trained = _training(out / job.name)
         for evaluation in sweep.evaluations:
             name = evaluation.name or evaluation.task
             source = out / job.name / f"{name}.json"
             if (out / job.name / DONE).is_file() and source.is_file():
-                record = dataclasses.replace(Record.load(source), sweep=sweep.name, command=command)
+                found = Record.load(source)
+                model = dataclasses.replace(
+                    found.model, settings={**found.model.settings, **trained}
+                )
+                record = dataclasses.replace(found, model=model, sweep=sweep.name, command=command)
                 files.append(target / f"{job.name}-{name}.json")
                 record.save(files[-1])
     return files
+
+
+def _training(folder: Path) -> dict[str, int | float]:
+    """A job's training as a record states it; empty where its log is gone."""
+    trained = read_training(folder / LOG_NAME)
+    if trained is None:
+        return {}
+    return {
+        "trained_steps": trained.steps,
+        "trained_tokens": trained.tokens,
+        "trained_seconds": round(trained.seconds, 3),
+    }
 
 
 def summarise(sweep: Sweep, jobs: Sequence[Job], out: Path) -> list[Entry]:
