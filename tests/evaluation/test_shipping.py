@@ -1,5 +1,6 @@
 """A shipped checkpoint holds everything that belongs to it, and no path of a machine."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ import pytest
 from titans.cli.main import main
 from titans.errors import DataError
 from titans.evaluation import shipping
+from titans.evaluation.records import Record, package_version
+from titans.evaluation.shipped_card import describe_checkpoint, read_stage
 from titans.evaluation.subject import ModelSubject
 
+ROOT = Path(__file__).parents[2]
 BASE = """
 model: {variant: lmm, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1, chunk_size: 8}
 data: {source: needle, sequence_len: 48, mixture: [{length: 48, num_needles: 2}]}
@@ -35,7 +39,16 @@ def test_a_run_is_shipped_with_its_record_log_and_card(
         3,
     ]
     card = (target / "README.md").read_text()
-    for shown in ("| needle, with distractors | 64 |", "2 steps", "`write_threshold=0.05`"):
+    for shown in (
+        "| needle, with distractors | 64 |",
+        "2 steps",
+        "`write_threshold=0.05`",
+        "| training text | none: made of tokens |",
+        "| tokenizer | the task's own words (131 entries); trained on tokens |",
+        "| seed | 0 |",
+        "bytes at every length",
+        f"| trained with | titans-neural-memory {package_version()}",
+    ):
         assert shown in card
     for file in target.rglob("*"):
         if file.suffix in (".json", ".jsonl", ".yaml", ".md"):
@@ -43,17 +56,71 @@ def test_a_run_is_shipped_with_its_record_log_and_card(
     shipping.main([str(run), str(tmp_path / "two"), "--after", str(run)])
     assert "| training | 4 steps" in (tmp_path / "two" / "README.md").read_text()
     assert (tmp_path / "two" / "stage-1" / "log.jsonl").is_file()
+    again_from_the_folder_itself(target, record)
     monkeypatch.setattr(shipping, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="more than 100"):
         shipping.ship(run, target, [record])
 
 
+def again_from_the_folder_itself(target: Path, record: Path) -> None:
+    """What `--again` writes is what shipping wrote; records replace those that were there."""
+    before = {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
+    assert shipping.main(["--again", str(target)]) == 0
+    assert {file: file.read_bytes() for file in target.rglob("*") if file.is_file()} == before
+    other = record.with_name("other.json")
+    shutil.copy(record, other)
+    words = ["--again", str(target), "--record", str(record), "--record", str(other)]
+    assert shipping.main(words) == 0
+    card = (target / "README.md").read_text()
+    assert card.count("| needle, with distractors | 64 |") == 2
+    assert shipping.main(["--again", str(target), "--record", str(other)]) == 0
+    assert [file.name for file in (target / "records").iterdir()] == ["other.json"]
+    weights = before[target / "model.safetensors"]
+    assert (target / "model.safetensors").read_bytes() == weights
+
+
+def test_records_of_other_weights_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "checkpoints" / "needle-swa"
+    card = (folder / "README.md").read_text()
+    other = ROOT / "checkpoints" / "needle-mac" / "records" / "needle-mac.json"
+    assert shipping.main(["--again", str(folder), "--record", str(other)]) == 1
+    assert "needle-mac.json was measured on other weights" in capsys.readouterr().err
+    assert (folder / "README.md").read_text() == card
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["--again", "a", "--words"], ["a", "--again", "b"]])
+def test_wrong_use_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        shipping.main(words)
+    assert "--again" in capsys.readouterr().err
+
+
+SHIPPED = sorted(folder.name for folder in (ROOT / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_card_is_what_its_folder_gives(name: str) -> None:
+    folder = ROOT / "checkpoints" / name
+    records = {file.name: Record.load(file) for file in sorted((folder / "records").glob("*.json"))}
+    card = describe_checkpoint(folder, ModelSubject.load(folder), records)
+    assert card == (folder / "README.md").read_text(), "write it anew with --again"
+
+
 def test_a_stage_knows_the_tasks_and_lengths_of_its_mixture(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
-        "data: {task: {name: qa1}, mixture: [{length: 0}, {name: qa2, length: 64}]}"
+        "data: {path: books, task: {name: qa1, babi_path: en}, "
+        "mixture: [{length: 0}, {name: qa2, length: 64}]}"
     )
-    stage = shipping._read_stage(tmp_path)
+    (tmp_path / "log.jsonl").write_text(
+        '{"kind": "train", "step": 3, "tokens": 40, "seconds": 1.5}\n{"kind": "held_out"}\n{"ki'
+    )
+    stage = read_stage(tmp_path)
     assert stage.kinds == {"qa1", "qa2"} and stage.lengths == {0, 64}
+    assert stage.trained == (3, 40, 1.5)
     (tmp_path / "config.yaml").write_text("data: {source: text}")
-    stage = shipping._read_stage(tmp_path)
-    assert stage.kinds == set() and stage.lengths == set()
+    assert stage.texts == {"books", "en"}
+    stage = read_stage(tmp_path)
+    assert stage.kinds == set() and stage.lengths == set() and stage.texts == set()
+    (tmp_path / "log.jsonl").unlink()
+    with pytest.raises(DataError, match="no training step"):
+        read_stage(tmp_path)

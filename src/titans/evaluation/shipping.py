@@ -4,71 +4,35 @@
         --record results/needle/needle-mac.json --set write_threshold=0.05 --words
 
 `--after RUN` (repeated) names the runs that this one started from: their logs and configurations
-go along, and the card adds them up.
+go along, and the card adds them up. `--again` writes card and records of a shipped folder anew:
+
+    python -m titans.evaluation.shipping --again checkpoints/needle-mac \\
+        --record results/needle/needle-mac.json --record results/needle/needle-mac-distractors.json
 """
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from titans.data.tasks.needle_words import needle_tokenizer
-from titans.errors import DataError
-from titans.evaluation.lengths import format_length
+from titans.errors import DataError, TitansError
 from titans.evaluation.records import Record
-from titans.evaluation.subject import ModelSubject
+from titans.evaluation.shipped_card import (
+    CONFIG_NAME,
+    PROVENANCE_NAME,
+    describe_checkpoint,
+    read_stage,
+)
+from titans.evaluation.subject import ModelSubject, weights_digest
+from titans.evaluation.training_log import LOG_NAME
 
 MAX_BYTES = 8_000_000
 """No file of a shipped checkpoint may be larger."""
-
-CARD = """---
-license: apache-2.0
-library_name: transformers
-tags: [titans, neural-memory]
----
-# {name}
-
-{variant} model with {parameters:,} parameters, trained on the `{source}` task{kinds} with
-`titans train` (the whole configuration is in `config.yaml`, the log in `log.jsonl`).
-
-| | |
-|---|---|
-| training | {steps:,} steps, {tokens:,} tokens, {minutes:.0f} minutes on one CPU thread{stages} |
-| lengths in training | {lengths} |
-| settings for inference | {settings} |
-| state while reading | {state} |
-
-## Evaluation
-
-{table}
-Intervals are 95 %. Records: `records/`.
-
-## Use
-
-```python
-from titans.models import TitansForCausalLM
-
-model = TitansForCausalLM.from_pretrained("checkpoints/{name}")
-```
-
-## Limits
-
-{limits}
-"""
-TASK_LIMITS = """\
-A small model of one synthetic task: it knows no language beyond it, and nothing else should be
-expected of it. It shows what its kind of memory does with lengths far beyond those in training."""
-TEXT_LIMITS = """\
-A small model of bytes after a few minutes of training: it spells words, and writes nothing that
-makes sense. It shows what its kind of memory does for language modelling at lengths beyond those in
-training."""
-SHOWN = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}
-"""Metrics that a card shows."""
 
 
 def ship(
@@ -87,68 +51,67 @@ def ship(
     """
     source = run / "checkpoints" / "last"
     subject = ModelSubject.load(source, settings=settings)
+    _load_records(records, subject)
     target.mkdir(parents=True, exist_ok=True)
     subject.model.save_pretrained(target)
     tokenizer = needle_tokenizer() if with_words else subject.tokenizer
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
-    stages = [_read_stage(stage) for stage in (*earlier, run)]
-    for number, stage in enumerate(stages, start=1):
-        folder = target if number == len(stages) else target / f"stage-{number}"
+    if (source / PROVENANCE_NAME).is_file():
+        shutil.copy(source / PROVENANCE_NAME, target)
+    runs = [*earlier, run]
+    for number, stage in enumerate(runs, start=1):
+        folder = target if number == len(runs) else target / f"stage-{number}"
         folder.mkdir(exist_ok=True)
-        shutil.copy(stage.log, folder / "log.jsonl")
-        _write_config(stage.config, folder, f"runs/{target.name}")
-    loaded = []
-    (target / "records").mkdir(exist_ok=True)
-    for path in records:
-        loaded.append(Record.load(path))
-        shutil.copy(path, target / "records" / path.name)
-    card = _card(target.name, subject, stages, loaded, settings or {})
+        shutil.copy(stage / LOG_NAME, folder)
+        _write_config(read_stage(stage).config, folder, f"runs/{target.name}")
+    _write_card(target, records)
+
+
+def ship_again(target: Path, records: Sequence[Path]) -> None:
+    """Write card and records of a shipped checkpoint anew; its weights stay as they are.
+
+    Args:
+        records: take the place of those in its folder; none: those stay.
+    """
+    _write_card(target, records or sorted((target / "records").glob("*.json")))
+
+
+def _load_records(paths: Sequence[Path], subject: ModelSubject) -> dict[str, Record]:
+    """Records by the names of their files; those of other weights are refused."""
+    loaded = {path.name: Record.load(path) for path in paths}
+    digest = weights_digest(subject.model)
+    for name, record in loaded.items():
+        if record.model.digest != digest:
+            raise DataError(
+                f"{name} was measured on other weights ({record.model.digest}) than those of "
+                f"{subject.name} ({digest}): measure again"
+            )
+    return loaded
+
+
+def _write_card(target: Path, records: Sequence[Path]) -> None:
+    """Card and records of what lies in `target`; records that lay there before go."""
+    subject = ModelSubject.load(target)
+    card = describe_checkpoint(target, subject, _load_records(records, subject))
+    contents = {path.name: path.read_bytes() for path in records}
+    folder = target / "records"
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.json"):
+        old.unlink()
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
     (target / "README.md").write_text(card, encoding="utf-8")
     for file in target.rglob("*"):
         if file.is_file() and file.stat().st_size > MAX_BYTES:
             raise DataError(f"{file} has {file.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
 
 
-class _Stage(NamedTuple):
-    """One run of a training in several."""
-
-    config: dict[str, Any]
-    log: Path
-
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        """The lines of the log that are training steps."""
-        lines = [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
-        return [line for line in lines if line["kind"] == "train"]
-
-    @property
-    def parts(self) -> list[dict[str, Any]]:
-        """The options of every task that it was trained on."""
-        task = self.config["data"].get("task") or {}
-        return [{**task, **part} for part in self.config["data"].get("mixture") or [{}]]
-
-    @property
-    def lengths(self) -> set[int]:
-        """Lengths of the sequences it was trained on."""
-        return {int(part["length"]) for part in self.parts if "length" in part}
-
-    @property
-    def kinds(self) -> set[str]:
-        """Which of a family of tasks it was trained on: qa1, pk."""
-        return {str(part[key]) for part in self.parts for key in ("name", "kind") if key in part}
-
-
-def _read_stage(run: Path) -> _Stage:
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    return _Stage(config, run / "log.jsonl")
-
-
 def _write_config(config: dict[str, Any], target: Path, out: str) -> None:
     """A run's configuration, without where it ran: of an absolute path its name is left."""
     plain = {**_without_folders(config), "out": out}
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    (target / "config.yaml").write_text(text, encoding="utf-8")
+    (target / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
 def _without_folders(value: Any) -> Any:
@@ -159,78 +122,39 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _card(
-    name: str,
-    subject: ModelSubject,
-    stages: Sequence[_Stage],
-    records: Sequence[Record],
-    settings: dict[str, object],
-) -> str:
-    config = stages[-1].config
-    source = config["data"]["source"]
-    steps = [stage.steps for stage in stages]
-    lengths = sorted(set().union(*(stage.lengths for stage in stages)))
-    kinds = ", ".join(sorted(set().union(*(stage.kinds for stage in stages))))
-    states = [s.value for r in records for s in r.scores if s.metric == "state_bytes"]
-    return CARD.format(
-        name=name,
-        variant=subject.config.variant.upper(),
-        parameters=sum(p.numel() for p in subject.model.parameters()),
-        source=source,
-        kinds=f" ({kinds})" if kinds else "",
-        limits=TEXT_LIMITS if source == "text" else TASK_LIMITS,
-        stages="" if len(stages) == 1 else f" in {len(stages)} stages (`stage-1`, ...)",
-        steps=sum(lines[-1]["step"] for lines in steps),
-        tokens=sum(lines[-1]["tokens"] for lines in steps),
-        minutes=sum(line["seconds"] for lines in steps for line in lines) / 60,
-        lengths=", ".join(format_length(n) for n in lengths) or config["data"]["sequence_len"],
-        settings=", ".join(f"`{k}={v}`" for k, v in settings.items()) or "as trained",
-        state=f"{states[0]:,.0f} bytes at every length" if len(set(states)) == 1 else "see records",
-        table=_table(records),
-    )
-
-
-def _table(records: Sequence[Record]) -> str:
-    metrics = {s.metric for record in records for s in record.scores} & set(SHOWN)
-    title = " / ".join(SHOWN[metric] for metric in sorted(metrics)) or "accuracy"
-    lines = [f"| task | length | {title} | interval | samples |", "|---|---|---|---|---|"]
-    for record in records:
-        for score in record.scores:
-            if score.metric in SHOWN and score.length and not {"depth", "from"} & set(score.detail):
-                kind = str(score.detail.get("kind", ""))
-                kind = str(score.detail.get("task", kind))
-                if "distractors" in record.options:
-                    kind = "with" if record.options["distractors"] else "without"
-                    kind += " distractors"
-                between = f"{score.low:.3f} to {score.high:.3f}"
-                lines.append(
-                    f"| {', '.join(filter(None, (record.task, kind)))} | "
-                    f"{format_length(score.length)} | "
-                    f"{score.value:.3f} | {between} | {score.samples} |"
-                )
-    return "\n".join(lines) + "\n"
-
-
 def main(words: Sequence[str] | None = None) -> int:
-    """Ship one run."""
+    """Ship one run, or write the card of a shipped one anew."""
     parser = argparse.ArgumentParser(prog="python -m titans.evaluation.shipping")
-    parser.add_argument("run", type=Path)
-    parser.add_argument("target", type=Path)
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("target", type=Path, nargs="?")
+    parser.add_argument("--again", type=Path, metavar="CHECKPOINT", help="a shipped folder")
     parser.add_argument("--record", type=Path, action="append", default=[])
     parser.add_argument("--after", type=Path, action="append", default=[], metavar="RUN")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--words", action="store_true", help="add the needle task's tokenizer")
     args = parser.parse_args(words)
+    target = args.again or args.target
+    if args.again and (args.run or args.after or args.set or args.words):
+        parser.error("--again takes a shipped folder as it is: only --record goes with it")
+    if target is None:
+        parser.error("give RUN and TARGET, or --again CHECKPOINT")
     settings = {name: yaml.safe_load(v) for name, _, v in (s.partition("=") for s in args.set)}
-    ship(
-        args.run,
-        args.target,
-        args.record,
-        earlier=args.after,
-        settings=settings,
-        with_words=args.words,
-    )
-    print(f"wrote {args.target}", file=sys.stderr)
+    try:
+        if args.again:
+            ship_again(target, args.record)
+        else:
+            ship(
+                args.run,
+                target,
+                args.record,
+                earlier=args.after,
+                settings=settings,
+                with_words=args.words,
+            )
+    except TitansError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {target}", file=sys.stderr)
     return 0
 
 

@@ -1,0 +1,219 @@
+"""The card of a shipped checkpoint (its README.md), from what lies in the checkpoint's folder."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from titans.data.synthetic import TOKEN_TASKS
+from titans.errors import DataError
+from titans.evaluation.lengths import format_length
+from titans.evaluation.records import Record, Score
+from titans.evaluation.subject import ModelSubject
+from titans.evaluation.training_log import LOG_NAME, Trained, add_up, read_training
+
+CONFIG_NAME, PROVENANCE_NAME = "config.yaml", "provenance.json"
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+tags: [titans, neural-memory]
+---
+# {name}
+
+{variant} model with {parameters:,} parameters, trained on the `{source}` task{kinds} with
+`titans train` (the whole configuration is in `config.yaml`, the log in `log.jsonl`).
+
+| | |
+|---|---|
+{facts}
+
+## Evaluation
+
+{table}
+Intervals are 95 %. Records: `records/`.{depths}
+
+## Use
+
+```python
+from titans.models import TitansForCausalLM
+
+model = TitansForCausalLM.from_pretrained("checkpoints/{name}")
+```
+
+## Limits
+
+{limits}
+"""
+TASK_LIMITS = """\
+A small model of one synthetic task: it knows no language beyond it, and nothing else should be
+expected of it. It shows what its kind of memory does with lengths far beyond those in training."""
+TEXT_LIMITS = """\
+A small model of bytes after a few minutes of training: it spells words, and writes nothing that
+makes sense. It shows what its kind of memory does for language modelling at lengths beyond those in
+training."""
+SHOWN = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}
+"""Metrics that a card shows."""
+THRESHOLDS = ("write_threshold", "surprise_threshold")
+"""Settings that are off in a run's configuration unless it names them."""
+
+
+class Stage(NamedTuple):
+    """One run of a training in several."""
+
+    config: dict[str, Any]
+    trained: Trained
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The options of every task that it was trained on."""
+        task = self.config["data"].get("task") or {}
+        return [{**task, **part} for part in self.config["data"].get("mixture") or [{}]]
+
+    @property
+    def lengths(self) -> set[int]:
+        """Lengths of the sequences it was trained on."""
+        return {int(part["length"]) for part in self.parts if "length" in part}
+
+    @property
+    def kinds(self) -> set[str]:
+        """Which of a family of tasks it was trained on: qa1, pk."""
+        return {str(part[key]) for part in self.parts for key in ("name", "kind") if key in part}
+
+    @property
+    def texts(self) -> set[str]:
+        """The texts it was trained on: its corpus, and bAbI's files where it has them."""
+        data = self.config["data"]
+        found = [data.get("path"), data.get("dataset"), *(p.get("babi_path") for p in self.parts)]
+        return {str(text) for text in found if text}
+
+
+def read_stage(run: Path) -> Stage:
+    """A run's configuration and what its training took."""
+    config = yaml.safe_load((run / CONFIG_NAME).read_text(encoding="utf-8"))
+    trained = read_training(run / LOG_NAME)
+    if trained is None:
+        raise DataError(f"{run / LOG_NAME} has no training step: a card could not state the cost")
+    return Stage(config, trained)
+
+
+def read_stages(folder: Path) -> list[Stage]:
+    """All stages of a shipped checkpoint, the last one lying in the folder itself."""
+    earlier = sorted(folder.glob("stage-*"), key=lambda stage: int(stage.name.rpartition("-")[2]))
+    return [read_stage(stage) for stage in (*earlier, folder)]
+
+
+def describe_checkpoint(folder: Path, subject: ModelSubject, records: Mapping[str, Record]) -> str:
+    """The card of the checkpoint in `folder`; `records` by the names of their files."""
+    stages = read_stages(folder)
+    source = stages[-1].config["data"]["source"]
+    kinds = _listed(sorted(_united(stage.kinds for stage in stages)))
+    by_depth = [n for n, r in records.items() if any("depth" in s.detail for s in r.scores)]
+    return CARD.format(
+        name=folder.name,
+        variant=subject.config.variant.upper(),
+        parameters=sum(p.numel() for p in subject.model.parameters()),
+        source=source,
+        kinds=f" ({kinds})" if kinds else "",
+        facts="\n".join(
+            f"| {name} | {value} |"
+            for name, value in _facts(folder, subject, stages, [*records.values()]).items()
+        ),
+        limits=TEXT_LIMITS if source == "text" else TASK_LIMITS,
+        table=_table([*records.values()]),
+        depths=f" Accuracy by depth: {_code(by_depth)}." if by_depth else "",
+    )
+
+
+def _facts(
+    folder: Path, subject: ModelSubject, stages: Sequence[Stage], records: Sequence[Record]
+) -> dict[str, str]:
+    """The lines of the card's first table."""
+    data = stages[-1].config["data"]
+    trained = add_up([stage.trained for stage in stages])
+    lengths = sorted(_united(stage.lengths for stage in stages))
+    settings = inference_settings(subject, stages[-1])
+    facts = {
+        "training": f"{trained.steps:,} steps, {trained.tokens:,} tokens, "
+        f"{trained.seconds / 60:.0f} minutes on one CPU thread"
+        + (f" in {len(stages)} stages (`stage-1`, ...)" if len(stages) > 1 else ""),
+        "training text": _code(sorted(_united(s.texts for s in stages))) or "none: made of tokens",
+        "tokenizer": _tokenizer(subject, data),
+        "lengths in training": _listed(map(format_length, lengths)) or str(data["sequence_len"]),
+        "seed": _listed(map(str, sorted({int(stage.config.get("seed", 0)) for stage in stages}))),
+        "settings for inference": _code(f"{k}={v}" for k, v in settings.items()) or "as trained",
+        "state while reading": _state(records),
+    }
+    provenance = folder / PROVENANCE_NAME
+    if provenance.is_file():
+        made = json.loads(provenance.read_text(encoding="utf-8"))
+        commit = f", commit {made['commit'][:12]}" if made.get("commit") else ""
+        facts["trained with"] = f"{made['package']} {made['version']}{commit}"
+    return facts
+
+
+def inference_settings(subject: ModelSubject, stage: Stage) -> dict[str, object]:
+    """Fields of the shipped configuration that are not as the run was trained."""
+    trained = {name: v for name, v in stage.config["model"].items() if v is not None}
+    trained = {**dict.fromkeys(THRESHOLDS), **trained}
+    shipped = subject.config.to_dict()
+    return {
+        name: shipped[name]
+        for name, value in trained.items()
+        if name in shipped and shipped[name] != value
+    }
+
+
+def _tokenizer(subject: ModelSubject, data: dict[str, Any]) -> str:
+    size = "" if subject.tokenizer is None else f" ({len(subject.tokenizer):,} entries)"
+    if data["source"] not in TOKEN_TASKS:
+        return f"`{data['tokenizer']}`{size}"
+    return f"the task's own words{size}; trained on tokens" if size else "none: the task is tokens"
+
+
+def _state(records: Sequence[Record]) -> str:
+    states = {s.value for r in records for s in r.scores if s.metric == "state_bytes"}
+    if not states:
+        return "not measured"
+    return f"{states.pop():,.0f} bytes at every length" if len(states) == 1 else "see records"
+
+
+def _table(records: Sequence[Record]) -> str:
+    """One line per score, a task's lengths together."""
+    metrics = {s.metric for record in records for s in record.scores} & set(SHOWN)
+    title = " / ".join(SHOWN[metric] for metric in sorted(metrics)) or "accuracy"
+    lines = [f"| task | length | {title} | interval | samples |", "|---|---|---|---|---|"]
+    scores = [
+        (_kind(record, score), score.length, score)
+        for record in records
+        for score in record.scores
+        if score.metric in SHOWN and score.length and not {"depth", "from"} & set(score.detail)
+    ]
+    for kind, length, score in sorted(scores, key=lambda found: found[:2]):
+        lines.append(
+            f"| {kind} | {format_length(length)} | {score.value:.3f} | "
+            f"{score.low:.3f} to {score.high:.3f} | {score.samples} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _kind(record: Record, score: Score) -> str:
+    """The task of a score, and which of its kinds."""
+    kind = str(score.detail.get("task", score.detail.get("kind", "")))
+    if "distractors" in record.options:
+        kind = f"{'with' if record.options['distractors'] else 'without'} distractors"
+    return _listed(filter(None, (record.task, kind)))
+
+
+def _united(sets: Iterable[set[Any]]) -> set[Any]:
+    return set().union(*sets)
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(words)
+
+
+def _code(words: Iterable[str]) -> str:
+    return _listed(f"`{word}`" for word in words)
