@@ -117,6 +117,15 @@ def test_models_without_a_tokenizer_or_with_another_vocabulary_say_so() -> None:
         ModelSubject(tiny(), window=0)
 
 
+def test_the_command_names_a_setting_of_another_kind(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", "permutations", "--model", str(checkpoint), "--set", "write_threshold=abc"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "write_threshold must be float or none" in error and "Traceback" not in error
+
+
 def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path: Path) -> None:
     subject = ModelSubject.load(checkpoint, settings={"write_threshold": 0.1})
     card = subject.card()
@@ -127,6 +136,30 @@ def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path
         ModelSubject.load(checkpoint, settings={"write_treshold": 0.1})
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         ModelSubject.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("write_threshold", "abc", "write_threshold must be float or none or int, got 'abc'"),
+        ("window", 2.5, r"window must be int, got 2\.5"),
+        ("window", 0, "window must be at least 1"),
+        ("memory_forgetting", 1, "memory_forgetting must be bool, got 1"),
+        ("write_gate", "sometimes", "write_gate must be one of none"),
+        ("memory_layers", 3, "memory_layers must be list or none, got 3"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(
+    checkpoint: Path, field: str, value: object, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelSubject.load(checkpoint, settings={field: value})
+
+
+def test_a_setting_may_be_a_whole_number_or_nothing(checkpoint: Path) -> None:
+    for value in (1, 0.5, None):
+        subject = ModelSubject.load(checkpoint, settings={"write_threshold": value})
+        assert subject.config.write_threshold == value
 
 
 @pytest.mark.parametrize("variant", ["mac", "swa"])

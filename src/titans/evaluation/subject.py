@@ -7,8 +7,10 @@ Reading streams through the model's cache in windows, so its memory does not gro
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import get_annotations
 from pathlib import Path
-from typing import Protocol
+from types import NoneType
+from typing import Protocol, get_args, get_origin
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from titans.data.tasks.records import IntArray
 from titans.data.tokenizer import encode_document
-from titans.errors import CheckpointError, DataError
+from titans.errors import CheckpointError, ConfigError, DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import ModelCard
 from titans.models import TitansCache, TitansConfig, TitansForCausalLM
@@ -108,10 +110,10 @@ class ModelSubject:
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} is no checkpoint: it has no config.json")
         config = TitansConfig.from_pretrained(folder)
-        for field, value in (settings or {}).items():
-            if not hasattr(config, field):
-                raise CheckpointError(f"the model's configuration has no {field!r}")
-            setattr(config, field, value)
+        if settings:
+            for field, value in settings.items():
+                _check_setting(field, value)
+            config = TitansConfig.from_dict({**config.to_dict(), **settings})
         model = TitansForCausalLM.from_pretrained(folder, config=config)
         has_tokenizer = (folder / "tokenizer.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
@@ -262,6 +264,19 @@ def weights_digest(model: nn.Module) -> str:
 
 
 _NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "auto_map", "model_type")
+
+
+def _check_setting(field: str, value: object) -> None:
+    """Refuse a field that the configuration has not, or a value of another kind than its own."""
+    hint = get_annotations(TitansConfig).get(field)
+    if hint is None:
+        raise CheckpointError(f"the model's configuration has no {field!r}")
+    kinds = [get_origin(kind) or kind for kind in get_args(hint) or (hint,)]
+    if float in kinds and not isinstance(value, bool):
+        kinds.append(int)
+    if type(value) not in kinds:
+        wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
+        raise ConfigError(f"{field} must be {wanted}, got {value!r}")
 
 
 def _pad_left(prompts: Sequence[IntArray]) -> tuple[Tensor, Tensor | None]:
