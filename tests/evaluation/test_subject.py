@@ -200,6 +200,29 @@ def test_the_command_writes_a_record_and_a_table(
 
 
 @pytest.mark.parametrize(
+    ("given", "stated"),
+    [("tiny-mac", "tiny-mac"), ("./{}/tiny-mac", "{}/tiny-mac"), ("../{}/tiny-mac", "tiny-mac")],
+)
+def test_a_record_states_the_model_as_it_was_given_unless_that_tells_of_the_machine(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, stated: str
+) -> None:
+    folder = checkpoint.parent
+    inside = folder if "/" not in given else folder.parent
+    monkeypatch.chdir(folder if given.startswith("..") else inside)
+    path = given.format(folder.name)
+    words = ["eval", "lm", "--lengths", "64", "--samples", "1", "--text", str(write_text(tmp_path))]
+    assert main([*words, "--model", path, "--json", str(tmp_path / "r.json")]) == 0
+    command = Record.load(tmp_path / "r.json").command
+    assert f"--model {stated.format(folder.name)} " in command and "--text text.txt" in command
+
+
+def write_text(folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("The rain fell on the road. The wind was strong that day. " * 60)
+    return text
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["s-niah"], "--haystack"),
@@ -233,8 +256,7 @@ def test_numbers_below_one_are_refused(
 
 
 def test_a_model_whose_tokens_spell_no_text_is_refused(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("The rain fell on the road. " * 60)
+    text = write_text(tmp_path)
     subject = ModelSubject(tiny(vocab_size=131), needle_tokenizer(), name="words")
     for task in (SNiah(kinds=("pk",), samples=1), LanguageModelling(lengths=(64,), text=text)):
         with pytest.raises(DataError, match="tokenizer of words cannot spell it"):
@@ -244,8 +266,7 @@ def test_a_model_whose_tokens_spell_no_text_is_refused(tmp_path: Path) -> None:
 def test_the_command_runs_text_tasks_to_the_end(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("The rain fell on the road. The wind was strong that day. " * 60)
+    text = write_text(tmp_path)
     model = ["--model", str(checkpoint), "--samples", "2"]
     niah = ["--haystack", str(text), "--lengths", "1k", "--answer-tokens", "8"]
     assert main(["eval", "s-niah", *model, *niah]) == 0

@@ -189,7 +189,11 @@ def _print_table(record: "Record") -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command line that makes this record, with files named by their last part."""
+    """The command line that makes this record: files by their last part, the model as given.
+
+    A model's path that is absolute, or leads out of the working folder, tells of the machine: of
+    such a one the name is left, too.
+    """
     words = ["titans", "eval", args.task]
     for name, value in vars(args).items():
         if name in ("task", "run", "json", "figure") or value is None or value == []:
@@ -200,7 +204,8 @@ def _command(args: argparse.Namespace) -> str:
         elif value is False:
             words.append(f"--no-{name}")
         elif isinstance(value, Path):
-            words += [flag, value.name]
+            is_own = name == "model" and not value.is_absolute() and ".." not in value.parts
+            words += [flag, str(value) if is_own else value.name]
         else:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             words += [flag, shown]
