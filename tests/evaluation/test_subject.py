@@ -12,6 +12,9 @@ from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import byte_tokenizer
 from titans.errors import CheckpointError, ConfigError, DataError
 from titans.evaluation.lm import LanguageModelling
+from titans.evaluation.mqar import Mqar
+from titans.evaluation.needle import Needle
+from titans.evaluation.permutations import Permutations
 from titans.evaluation.records import Record
 from titans.evaluation.registry import convert_options
 from titans.evaluation.runner import run_task
@@ -43,6 +46,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny-mac"
     tiny().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def needle_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-needle"
+    tiny(vocab_size=131).save_pretrained(folder)
+    needle_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -182,14 +193,23 @@ def test_throughput_counts_every_phase(variant: str) -> None:
 
 
 def test_the_command_writes_a_record_and_a_table(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    needle_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, figure = tmp_path / "r.json", tmp_path / "map.png"
-    words = ["eval", "needle", "--model", str(checkpoint), "--lengths", "32,64", "--samples", "3"]
+    words = [
+        "eval",
+        "needle",
+        "--model",
+        str(needle_checkpoint),
+        "--lengths",
+        "32,64",
+        "--samples",
+        "3",
+    ]
     words += ["--num-needles", "2", "--set", "write_threshold=0.05"]
     assert main([*words, "--depths", "3", "--json", str(record), "--figure", str(figure)]) == 0
     shown = capsys.readouterr().out
-    assert "accuracy" in shown and "depth=0.5" in shown and "tiny-mac (mac" in shown
+    assert "accuracy" in shown and "depth=0.5" in shown and "tiny-needle (mac" in shown
     loaded = Record.load(record)
     assert loaded.model.settings["write_threshold"] == 0.05 and figure.stat().st_size > 1_000
     assert (
@@ -261,6 +281,36 @@ def test_a_model_whose_tokens_spell_no_text_is_refused(tmp_path: Path) -> None:
     for task in (SNiah(kinds=("pk",), samples=1), LanguageModelling(lengths=(64,), text=text)):
         with pytest.raises(DataError, match="tokenizer of words cannot spell it"):
             run_task(task, subject, subject.card())
+
+
+TOKEN_TASKS = (
+    Needle(lengths=(64,), samples=2),
+    Mqar(lengths=(64,), samples=2, vocab_size=256),
+    Permutations(lengths=(8,), samples=2),
+)
+
+
+@pytest.mark.parametrize("task", TOKEN_TASKS, ids=lambda task: task.name)
+def test_tasks_of_tokens_refuse_a_model_of_text(task: Needle | Mqar | Permutations) -> None:
+    text = ModelSubject(tiny(), byte_tokenizer(), name="reader")
+    with pytest.raises(DataError, match=f"{task.name} is made of tokens.*reader has a tokenizer"):
+        run_task(task, text, text.card())
+    bare = ModelSubject(tiny())
+    assert run_task(task, bare, bare.card()).scores
+    if task.name != "mqar":
+        words = ModelSubject(tiny(vocab_size=131), needle_tokenizer())
+        assert run_task(task, words, words.card()).scores
+
+
+@pytest.mark.parametrize(("name", "is_text"), [("bytes-mac", True), ("needle-swa", False)])
+def test_shipped_needle_checkpoints_still_read_needles(name: str, is_text: bool) -> None:
+    subject = ModelSubject.load(Path(__file__).parents[2] / "checkpoints" / name)
+    task = Needle(lengths=(64,), samples=1)
+    if is_text:
+        with pytest.raises(DataError, match="bytes-mac has a tokenizer of text"):
+            run_task(task, subject, subject.card())
+    else:
+        assert run_task(task, subject, subject.card()).scores
 
 
 def test_the_command_runs_text_tasks_to_the_end(

@@ -15,7 +15,7 @@ import numpy as np
 from titans.data.tasks.records import IGNORE, TokenBatch, TokenTask
 from titans.errors import DataError
 from titans.evaluation.records import Score, Value
-from titans.evaluation.subject import Subject
+from titans.evaluation.subject import ModelSubject, Subject
 
 Outcome = dict[str, float]
 """What one sample gave, by name."""
@@ -91,11 +91,17 @@ twenty at eight times the speed of one."""
 
 
 def require_vocabulary(subject: Subject, needed: int, task: str) -> None:
-    """Refuse a model that has no token for a part of the task."""
+    """Refuse a model that has no token for a part of the task, or whose tokens spell text."""
     if subject.vocab_size < needed:
         raise DataError(
             f"{task} uses tokens 0..{needed - 1}, but {subject.name} has a vocabulary of "
             f"{subject.vocab_size}: use a model trained on this task, or set the task's sizes"
+        )
+    has_tokenizer = isinstance(subject, ModelSubject) and subject.tokenizer is not None
+    if has_tokenizer and _spells_text(subject):
+        raise DataError(
+            f"{task} is made of tokens of its own, but {subject.name} has a tokenizer of text: "
+            "use a model trained on this task (without a tokenizer, or with the task's words)"
         )
 
 
@@ -104,12 +110,18 @@ PROBE = "One of the magic numbers for keen-owl is: 1234567, he said; isn't it?"
 
 def require_text(subject: Subject, task: str) -> None:
     """Refuse a model whose tokens cannot spell text, such as one of the needle task's words."""
-    spelled = subject.decode(subject.encode(PROBE))
-    if spelled.lower().split() != PROBE.lower().split():
+    if not _spells_text(subject):
+        spelled = subject.decode(subject.encode(PROBE))
         raise DataError(
             f"{task} is made of text, but the tokenizer of {subject.name} cannot spell it "
             f"({PROBE[:24]!r} becomes {spelled[:24]!r}): use a model with a tokenizer of text"
         )
+
+
+def _spells_text(subject: Subject) -> bool:
+    """Whether text survives the model's tokens, its case and its spaces apart."""
+    spelled = subject.decode(subject.encode(PROBE))
+    return spelled.lower().split() == PROBE.lower().split()
 
 
 def draw_examples(
