@@ -12,8 +12,10 @@ from transformers import AutoTokenizer
 
 from titans.data.corpus import Corpus, find_files
 from titans.data.packing import open_packed, pack
+from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import (
     byte_tokenizer,
+    count_bytes,
     encode_document,
     is_byte_tokenizer,
     load_tokenizer,
@@ -21,6 +23,7 @@ from titans.data.tokenizer import (
 )
 from titans.errors import DataError
 
+TASKS = Path(__file__).parents[2] / "configs" / "tokenizers" / "tasks-1k"
 TEXT = "Grüße, Welt!\n\tEnd \x00 ☃ <|eos|> done"
 
 
@@ -50,6 +53,31 @@ def test_bpe_is_lossless_and_loads_from_folder_and_file(tmp_path: Path) -> None:
         assert loaded.eos_token_id not in ids
         assert loaded.eos_token == "<|eos|>"
     assert len(encode_document(tokenizer, lines[0])) < len(lines[0])
+
+
+@pytest.mark.parametrize("name", ["bytes", str(TASKS), "trained", "added"])
+def test_bytes_are_counted_exactly_wherever_the_tokens_are_cut(name: str) -> None:
+    text = TEXT * 3
+    if name in ("trained", "added"):
+        # Merges over part of a character: tokens that are no text by themselves.
+        tokenizer = train_bpe(iter(["\N{SNOWMAN}\N{EURO SIGN} Grüße " * 20]), 300)
+    else:
+        tokenizer = load_tokenizer(name)
+    if name == "added":
+        tokenizer.add_tokens(["Welt!"])
+    ids = encode_document(tokenizer, text)
+    assert count_bytes(tokenizer, ids) == len(text.encode())
+    for cut in range(len(ids) + 1):
+        parts = count_bytes(tokenizer, ids[:cut]), count_bytes(tokenizer, ids[cut:])
+        assert sum(parts) == len(text.encode())
+    ended = np.append(ids, int(tokenizer.eos_token_id))  # type: ignore[arg-type]
+    assert count_bytes(tokenizer, ended) == len(text.encode())
+
+
+def test_bytes_of_other_tokenizers_are_those_of_the_decoded_text() -> None:
+    tokenizer = needle_tokenizer()
+    ids = np.asarray(tokenizer("REMEMBER alice lisbon").input_ids, dtype=np.int64)
+    assert count_bytes(tokenizer, ids) == len("REMEMBER alice lisbon")
 
 
 def test_tokenizer_errors(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ class Scripted:
     def decode(self, tokens: IntArray) -> str:
         return bytes(tokens.tolist()).decode(errors="replace")
 
+    def count_bytes(self, tokens: IntArray) -> int:
+        return len(tokens)
+
     def check_length(self, length: int) -> None:
         self.lengths.append(length)
 

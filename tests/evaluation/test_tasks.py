@@ -190,6 +190,16 @@ def test_language_modelling_is_exact_on_a_known_loss(haystack: Path) -> None:
         run(LanguageModelling(lengths=(1 << 20,), text=haystack), Scripted())
 
 
+def test_bits_per_byte_are_exact_where_windows_cut_characters(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    # Three bytes each, so that windows of 64 bytes begin and end within one.
+    text.write_text("\N{EURO SIGN}" * 200)
+    record = run(LanguageModelling(lengths=(64, 128), text=text), Scripted())
+    for length in (64, 128):
+        bits = record.find("bits_per_byte", length)
+        assert bits is not None and bits.value == pytest.approx(2.0, abs=1e-12)
+
+
 def test_options_of_other_tasks_and_missing_haystacks_are_refused() -> None:
     with pytest.raises(ConfigError, match="--babi means nothing to mqar"):
         build_task("mqar", {"babi": Path("x")})

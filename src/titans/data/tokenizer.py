@@ -104,6 +104,37 @@ def encode_document(tokenizer: PreTrainedTokenizerBase, text: str) -> NDArray[np
     return np.asarray(ids, dtype=np.int64)
 
 
+def count_bytes(tokenizer: PreTrainedTokenizerBase, ids: NDArray[np.int64]) -> int:
+    """Bytes of text that the ids stand for, also where they cut a character; special ones are 0.
+
+    Exact for bytes and for byte-level BPE; for other tokenizers the size of the decoded text.
+    """
+    lengths = _token_lengths(tokenizer)
+    if lengths is None:
+        return len(str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)).encode())
+    return int(lengths[ids].sum())
+
+
+@lru_cache(maxsize=8)
+def _token_lengths(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64] | None:
+    """Bytes of each token by its id; None where a token is not a plain run of bytes."""
+    alphabet = set(_byte_alphabet())
+    vocabulary = tokenizer.get_vocab()
+    added = tokenizer.added_tokens_decoder
+    if not alphabet <= set(vocabulary):
+        return None
+    lengths = np.zeros(max(vocabulary.values()) + 1, dtype=np.int64)
+    for token, number in vocabulary.items():
+        if number in added:
+            # An added token is written as it is read; a special one is no text.
+            lengths[number] = 0 if added[number].special else len(token.encode())
+        elif alphabet.issuperset(token):
+            lengths[number] = len(token)
+        else:
+            return None
+    return lengths
+
+
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id that closes a document."""
     return cast(int, tokenizer.eos_token_id)

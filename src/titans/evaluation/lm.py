@@ -106,8 +106,7 @@ class BoundLanguageModelling:
         losses = subject.losses(windows).values.astype(np.float64)
         outcomes = []
         for window, row in zip(windows, losses, strict=True):
-            text = subject.decode(window[1:])
-            outcome = {"nats": float(row.sum()), "bytes": float(len(text.encode()))}
+            outcome = {"nats": float(row.sum()), "bytes": float(subject.count_bytes(window[1:]))}
             for low in _octaves(cell.length):
                 outcome[f"nats@{low}"] = float(row[low - 1 : 2 * low - 1].mean())
             outcomes.append(outcome)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from titans.data.tasks.records import IntArray
-from titans.data.tokenizer import encode_document
+from titans.data.tokenizer import count_bytes, encode_document
 from titans.errors import CheckpointError, ConfigError, DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import ModelCard
@@ -51,6 +51,10 @@ class Subject(Protocol):
 
     def decode(self, tokens: IntArray) -> str:
         """Tokens as text."""
+        ...
+
+    def count_bytes(self, tokens: IntArray) -> int:
+        """Bytes of text that the tokens stand for, also where they cut a character."""
         ...
 
     def check_length(self, length: int) -> None:
@@ -144,6 +148,10 @@ class ModelSubject:
     def decode(self, tokens: IntArray) -> str:
         """Tokens as text, special ones left out."""
         return str(self._tokenizer().decode(tokens.tolist(), skip_special_tokens=True))
+
+    def count_bytes(self, tokens: IntArray) -> int:
+        """Bytes of text that the tokens stand for, also where they cut a character."""
+        return count_bytes(self._tokenizer(), tokens)
 
     def check_length(self, length: int) -> None:
         """Refuse lengths at which a growing cache would not fit in memory."""
