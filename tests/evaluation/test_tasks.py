@@ -152,7 +152,12 @@ def test_babilong_oracle_constant_and_room(babi: Path, haystack: Path) -> None:
         return f" {prompt.rsplit(person + ' went to the ', 1)[1].split('.')[0]}."
 
     subject = Scripted(follow)
-    assert [score.value for score in run(task, subject).scores] == [1, 1, 1]
+    scores = run(task, subject).scores
+    assert [score.value for score in scores if score.metric == "accuracy"] == [1, 1, 1]
+    states = [s for s in scores if s.metric == "state_bytes"]
+    assert [(s.value, s.length, s.detail) for s in states] == [
+        (7, length, {"task": "qa1"}) for length in (0, 1_024, 2_048)
+    ]
     constant = run(task, Scripted(lambda _: " garden.")).find("accuracy", 1_024)
     assert constant is not None and constant.low < 1 / 4 < constant.high
     with pytest.raises(DataError, match="fewer than the 31 samples"):
@@ -179,6 +184,8 @@ def test_language_modelling_is_exact_on_a_known_loss(haystack: Path) -> None:
         bits, perplexity = record.find("bits_per_byte", length), record.find("perplexity", length)
         assert bits is not None and math.isclose(bits.value, 2.0)
         assert perplexity is not None and math.isclose(perplexity.value, 4.0)
+        state = record.find("state_bytes", length)
+        assert state is not None and state.value == 7 and not state.detail
     assert record.options["tokens"] == 768
     octaves = [s.detail["from"] for s in record.scores if s.metric == "perplexity" and s.detail]
     assert octaves == [1, 2, 4, 8, 16, 32, 64, 128]

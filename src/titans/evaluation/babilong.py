@@ -23,7 +23,7 @@ from titans.data.tasks.babilong import (
 )
 from titans.data.tasks.haystack import read_books
 from titans.errors import ConfigError, DataError
-from titans.evaluation.records import Score, accuracy_score, describe_path
+from titans.evaluation.records import Score, accuracy_score, describe_path, mean_score
 from titans.evaluation.subject import Subject
 from titans.evaluation.tasks import GENERATED_TOGETHER, Cell, Outcome, batch_for, require_text
 
@@ -95,14 +95,20 @@ class Babilong:
         readings = subject.generate(prompts, MAX_NEW_TOKENS)
         outputs = [subject.decode(reading.values) for reading in readings]
         return [
-            {"accuracy": float(is_right(name, output, sample.question, sample.answer))}
-            for output, sample in zip(outputs, drawn, strict=True)
+            {
+                "accuracy": float(is_right(name, output, sample.question, sample.answer)),
+                "state_bytes": reading.state_bytes,
+            }
+            for output, sample, reading in zip(outputs, drawn, readings, strict=True)
         ]
 
     def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
-        """Accuracy of one task at one length."""
-        values = [outcome["accuracy"] for outcome in outcomes]
-        return [accuracy_score(values, length=cell.length, detail=cell.detail)]
+        """Accuracy of one task at one length, and the size of the state that held the facts."""
+        place = {"length": cell.length, "detail": cell.detail}
+        return [
+            accuracy_score([outcome["accuracy"] for outcome in outcomes], **place),
+            mean_score([outcome["state_bytes"] for outcome in outcomes], "state_bytes", **place),
+        ]
 
     def _task(self, subject: Subject, name: str) -> BabilongTask:
         def encode(text: str) -> list[int]:

@@ -99,26 +99,37 @@ class BoundLanguageModelling:
     def measure(
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
     ) -> list[Outcome]:
-        """Nats, tokens and bytes of each window, in all and by octave of the position."""
+        """Nats, bytes and state of each window; nats by octave of the position, too."""
         assert cell.length is not None, "every cell of this task has a length"
         subject.check_length(cell.length)
         windows = np.stack([self.tokens[s * cell.length : (s + 1) * cell.length] for s in samples])
-        losses = subject.losses(windows).values.astype(np.float64)
+        reading = subject.losses(windows)
         outcomes = []
-        for window, row in zip(windows, losses, strict=True):
-            outcome = {"nats": float(row.sum()), "bytes": float(subject.count_bytes(window[1:]))}
+        for window, row in zip(windows, reading.values.astype(np.float64), strict=True):
+            outcome = {
+                "nats": float(row.sum()),
+                "bytes": float(subject.count_bytes(window[1:])),
+                "state_bytes": reading.state_bytes,
+            }
             for low in _octaves(cell.length):
                 outcome[f"nats@{low}"] = float(row[low - 1 : 2 * low - 1].mean())
             outcomes.append(outcome)
         return outcomes
 
     def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
-        """Bits per byte, perplexity per token, and both by position at the longest length."""
+        """Bits per byte, perplexity per token and the size of the state that held the window.
+
+        The longest length has the first two by position as well.
+        """
         assert cell.length is not None, "every cell of this task has a length"
         tokens = (cell.length - 1) * len(outcomes)
         bytes_per_token = math.fsum(outcome["bytes"] for outcome in outcomes) / tokens
         nats = [outcome["nats"] / (cell.length - 1) for outcome in outcomes]
-        scores = _both(nats, bytes_per_token, cell.length, {})
+        states = [outcome["state_bytes"] for outcome in outcomes]
+        scores = [
+            *_both(nats, bytes_per_token, cell.length, {}),
+            mean_score(states, "state_bytes", length=cell.length),
+        ]
         if cell.length == max(self.task.lengths):
             for low in _octaves(cell.length):
                 detail = {"from": low, "to": 2 * low}
