@@ -90,7 +90,7 @@ def ablation_targets(records: Sequence[Record]) -> list[Target]:
             cells = " against ".join(_with_spread(values[key], is_recall) for key in (row, "full"))
             shown.append(f"{title}: {cells}, {found}")
             parts.append(found == WORSE)
-        text = f"Ablation: {name} is worse than the full model, on recall and on text"
+        text = f"Ablation: {name} worse than the full model, as in the paper, on recall and on text"
         targets.append(Target(text, "; ".join(shown), verdict(parts)))
     return targets
 
