@@ -5,9 +5,9 @@
 The model is the published one: tied embedding of 8,192 tokens, layer 0 a BaseConv, layer 1 the
 mixer, pre-LayerNorm residuals, no feed-forward network, no positions. All rules have the same
 state: 4,096 numbers at width 64, 16,384 at width 128 (momentum would count; the tails of
-convolutions do not). Training draws the
-five published segments in their published shares, short ones first; time is CPU time of one thread,
-the same for all; the learning rate falls with it. Then the seven test segments, in a record.
+convolutions do not). Training draws the five published segments in their published shares, short
+ones first; time is CPU time of one thread, the same for all; the learning rate falls with it. Then
+the seven test segments, in a record.
 """
 
 import argparse
