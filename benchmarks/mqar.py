@@ -1,6 +1,7 @@
 """MQAR, setting B (Zoology): our memory, deep and linear, beside delta rule, gated delta rule, TTT.
 
-    python benchmarks/mqar.py --rule titans --dim 64 --minutes 60 --json results/mqar/titans-64.json
+    python benchmarks/mqar.py --rule titans --dim 64 --minutes 60 --resume runs/mqar/titans-64.pt \
+        --json results/mqar/titans-64.json
 
 The model is the published one: tied embedding of 8,192 tokens, layer 0 a BaseConv, layer 1 the
 mixer, pre-LayerNorm residuals, no feed-forward network, no positions. All rules have the same
@@ -15,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from titans.data.tasks.mqar import SETTING_B_TRAIN, SETTING_B_TRAIN_EXAMPLES
-from titans.data.tasks.records import IntArray
+from titans.data.tasks.records import IntArray, TokenBatch
 from titans.evaluation.mqar import Mqar
 from titans.evaluation.records import ModelCard
 from titans.evaluation.runner import run_task
@@ -36,6 +38,8 @@ VOCABULARY = 8_192
 TOKENS_PER_STEP = 4_096
 LEARNING_RATE = 3e-3
 LOOK_BACK = 8
+MINUTES_PER_SEGMENT = 0.5
+KEEP_SECONDS = 120
 SHAPES: dict[str, dict[str, object]] = {
     # One head as wide as the model, h: a matrix of h^2 numbers, or two layers of h x h/2. Momentum
     # would double the state, and narrower values cost more than it brings (docs/log/evaluation.md).
@@ -121,41 +125,99 @@ def config_for(rule: str, dim: int, settings: dict[str, object]) -> TitansConfig
     return TitansConfig(**{**fixed, **SHAPES[rule], **settings})
 
 
-def train(model: Zoo, minutes: float, seed: int, learning_rate: float) -> dict[str, object]:
-    """Train for so many minutes of CPU time; returns what it came to."""
-    rng = np.random.default_rng(seed)
+def train(
+    model: Zoo, minutes: float, seed: int, learning_rate: float, kept: Path | None
+) -> dict[str, object]:
+    """Train for so many minutes of CPU time, going on from `kept`; returns what it came to."""
     groups = parameter_groups(model)
     optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98))
-    begin, steps, tokens, recent = time.process_time(), 0, 0, 0.0
+    so_far = Progress() if kept is None else restore(kept, model, optimizer)
+    begin, saved = time.process_time() - so_far.seconds, so_far.seconds
     bar = tqdm(total=100, unit="%", file=sys.stderr, disable=None)
-    while (done := (time.process_time() - begin) / (60 * minutes)) < 1:
+    while so_far.seconds < 60 * minutes:
+        done = so_far.seconds / (60 * minutes)
+        decay = 0.55 + 0.45 * math.cos(math.pi * done)
         for group in optimizer.param_groups:
-            group["lr"] = (
-                learning_rate * min(1, (steps + 1) / 50) * (0.55 + 0.45 * math.cos(math.pi * done))
-            )
-        task = SETTING_B_TRAIN[choose(rng, done)]
-        drawn = task.batch(rng, TOKENS_PER_STEP // task.length)
-        labels = torch.from_numpy(drawn.labels)
-        asked = labels != -100
-        logits = model.logits(model(torch.from_numpy(drawn.tokens))[asked])
-        loss = nn.functional.cross_entropy(logits, labels[asked])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        steps, tokens = steps + 1, tokens + drawn.tokens.size
-        if steps % 20 == 0:
-            right = float((logits.argmax(-1) == labels[asked]).float().mean())
-            recent = 0.8 * recent + 0.2 * right
+            group["lr"] = learning_rate * min(1, (so_far.steps + 1) / 50) * decay
+        # What a step draws depends on the seed and its number alone, also after a break.
+        rng = np.random.default_rng((seed, so_far.steps))
+        torch.manual_seed(int(rng.integers(2**31)))
+        task = SETTING_B_TRAIN[choose(rng, so_far.seconds / 60)]
+        right = step(model, optimizer, task.batch(rng, TOKENS_PER_STEP // task.length))
+        so_far.add(right, done)
+        so_far.seconds = time.process_time() - begin
+        if so_far.steps % 20 == 0:
             bar.update(int(100 * done) - bar.n)
-            bar.set_postfix(step=steps, loss=f"{loss.item():.2f}", accuracy=f"{recent:.2f}")
+            bar.set_postfix(step=so_far.steps, accuracy=f"{so_far.accuracy[-1]:.2f}")
+        if kept is not None and so_far.seconds - saved > KEEP_SECONDS:
+            saved = so_far.seconds
+            keep(kept, model, optimizer, so_far)
     bar.close()
-    return {"steps": steps, "tokens": tokens, "minutes": minutes, "learning_rate": learning_rate}
+    return {
+        "steps": so_far.steps,
+        "tokens": so_far.steps * TOKENS_PER_STEP,
+        "minutes": minutes,
+        "learning_rate": learning_rate,
+        "training_accuracy": [round(share, 4) for share in so_far.accuracy],
+    }
 
 
-def choose(rng: np.random.Generator, done: float) -> int:
-    """A segment: one more of them after each tenth of the time, then their published shares."""
-    known = min(len(SETTING_B_TRAIN), 1 + int(10 * done))
+@dataclass
+class Progress:
+    """How far a training has come."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    """CPU time."""
+    accuracy: list[float] = field(default_factory=list)
+    """On what was drawn for training, the mean of each tenth of the time."""
+    counted: int = 0
+    """Steps of the last tenth."""
+
+    def add(self, right: float, done: float) -> None:
+        """Count a step that got so many of its answers right."""
+        self.steps += 1
+        if int(10 * done) >= len(self.accuracy):
+            self.accuracy.append(0.0)
+            self.counted = 0
+        self.counted += 1
+        self.accuracy[-1] += (right - self.accuracy[-1]) / self.counted
+
+
+def step(model: Zoo, optimizer: torch.optim.Optimizer, drawn: TokenBatch) -> float:
+    """One step; returns the share of right answers."""
+    labels = torch.from_numpy(drawn.labels)
+    asked = labels != -100
+    logits = model.logits(model(torch.from_numpy(drawn.tokens))[asked])
+    loss = nn.functional.cross_entropy(logits, labels[asked])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float((logits.argmax(-1) == labels[asked]).float().mean())
+
+
+def keep(path: Path, model: Zoo, optimizer: torch.optim.Optimizer, so_far: Progress) -> None:
+    """Write all that a training needs to go on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save([model.state_dict(), optimizer.state_dict(), asdict(so_far)], partial)
+    partial.replace(path)
+
+
+def restore(path: Path, model: Zoo, optimizer: torch.optim.Optimizer) -> Progress:
+    """Go on from a file of `keep`, or from the beginning if there is none."""
+    if not path.exists():
+        return Progress()
+    weights, moments, so_far = torch.load(path)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    return Progress(**so_far)
+
+
+def choose(rng: np.random.Generator, minutes: float) -> int:
+    """A segment: one more of them after each half minute, then their published shares."""
+    known = min(len(SETTING_B_TRAIN), 1 + int(minutes / MINUTES_PER_SEGMENT))
     shares = np.array(SETTING_B_TRAIN_EXAMPLES[:known]) * [
         s.length for s in SETTING_B_TRAIN[:known]
     ]
@@ -200,13 +262,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=500, help="per test segment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
+    parser.add_argument("--resume", type=Path, help="keep the training here, and go on from it")
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args(arguments)
     settings = {k: yaml.safe_load(v) for k, v in (s.split("=", 1) for s in args.set)}
     torch.manual_seed(args.seed)
     config = config_for(args.rule, args.dim, settings)
     model = Zoo(config).train()
-    training = train(model, args.minutes, args.seed, args.learning_rate)
+    training = train(model, args.minutes, args.seed, args.learning_rate, args.resume)
     name = f"{args.rule.replace('titans_', 'titans ')} {args.dim}"
     record = run_task(
         Mqar(setting="b", samples=args.samples),

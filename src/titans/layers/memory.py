@@ -6,7 +6,7 @@ anything that comes as `[batch, time, dim]`. Paper: sections 3.1 and 4.4.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,11 +23,16 @@ from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
 from titans.ops.functional import NetworkMemory
 
-MemoryInit = Literal["learned", "random", "zero_last"]
+MemoryInit = Literal["learned", "random", "zero_first", "zero_last"]
+MEMORY_INITS: tuple[MemoryInit, ...] = get_args(MemoryInit)
 
 STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
 """The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
 dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
+
+NEARLY_LINEAR_GAIN = 2.0
+"""Scale of the later layers with `init="zero_first"`: what a first layer has to hold is then so
+small that SiLU is nearly linear in it, and gradients hardly move the other layers."""
 
 PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
@@ -80,15 +85,18 @@ class NeuralMemory(nn.Module):
         dim: width of the input and the output.
         num_heads: memories side by side, each with its own weights and gates.
         head_dim: width of a head; `dim // num_heads` by default.
+        value_dim: width of a head's values; `head_dim` by default, which then is the keys' alone.
         memory: the network that is written: an `MLP`, or any module that maps
-            `[..., head_dim]` to `[..., head_dim]` (slower; titans.layers.memory_networks).
+            `[..., head_dim]` to `[..., value_dim]` (slower; titans.layers.memory_networks).
         chunk_size: tokens whose gradients are taken at the same weights; 1 is the exact
             online rule, larger is faster.
         gates: how forgetting, momentum and step size are made.
         parts: which of the paper's parts are used.
-        init: initial weights of the memory: learned; random and fixed; or learned with a last
-            layer of zeros (zero_last), so that an empty memory reads zero. By default learned, and
-            random for an `MLP` of three layers or more (docs/decisions/0003-stabiliser.md).
+        init: initial weights of the memory: learned; random and fixed; or learned with a first or
+            a last layer of zeros (zero_first, zero_last), so that an empty memory reads zero. With
+            zero_first the other layers of the `MLP` start orthogonal and large, and what is written
+            goes into the first: nearly a matrix. By default learned, and random for an `MLP` of
+            three layers or more (docs/decisions/0003-stabiliser.md).
         options: what the scan does beyond the plain recurrence.
     """
 
@@ -98,6 +106,7 @@ class NeuralMemory(nn.Module):
         *,
         num_heads: int = 4,
         head_dim: int | None = None,
+        value_dim: int | None = None,
         memory: MLP | nn.Module = MLP(),  # noqa: B008 (frozen)
         chunk_size: int = 64,
         gates: GateSettings = GateSettings(),  # noqa: B008 (frozen)
@@ -117,34 +126,47 @@ class NeuralMemory(nn.Module):
         depth = memory.depth if isinstance(memory, MLP) else 0
         if init is None:
             init = default_init(depth)
-        if init not in ("learned", "random", "zero_last"):
-            raise ValueError(f"init must be learned, random or zero_last, got {init!r}")
-        inner = num_heads * head_dim
-        if not parts.output_proj and inner != dim:
+        if init not in MEMORY_INITS:
+            raise ValueError(f"init must be one of {', '.join(MEMORY_INITS)}; got {init!r}")
+        if init == "zero_first" and depth < 2:
+            raise ValueError("init='zero_first' needs an MLP of two layers or more")
+        value_dim = head_dim if value_dim is None else value_dim
+        if head_dim < 1 or value_dim < 1:
             raise ValueError(
-                f"without output_proj, num_heads * head_dim ({inner}) must equal dim ({dim})"
+                f"head_dim and value_dim must be at least 1, got {head_dim} and {value_dim}"
             )
-        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        inner, value_inner = num_heads * head_dim, num_heads * value_dim
+        if not parts.output_proj and value_inner != dim:
+            raise ValueError(
+                f"without output_proj, num_heads * value_dim ({value_inner}) must equal dim ({dim})"
+            )
+        self.dim, self.num_heads = dim, num_heads
+        self.head_dim, self.value_dim = head_dim, value_dim
         self.chunk_size, self.parts = chunk_size, parts
         length = parts.value_norm
         self.value_length = None if length is None else length * 0.5 ** max(0, depth - 2)
 
         self.query_proj = nn.Linear(dim, inner, bias=parts.bias)
         self.key_proj = nn.Linear(dim, inner, bias=parts.bias)
-        self.value_proj = nn.Linear(dim, inner, bias=parts.bias)
+        self.value_proj = nn.Linear(dim, value_inner, bias=parts.bias)
         if parts.conv_size:
             self.query_conv = ShortConv(inner, parts.conv_size)
             self.key_conv = ShortConv(inner, parts.conv_size)
-            self.value_conv = ShortConv(inner, parts.conv_size)
+            self.value_conv = ShortConv(value_inner, parts.conv_size)
         self.gates = MemoryGates(dim, num_heads, chunk_size, gates)
         if parts.output_norm:
-            self.output_norm = RMSNorm(head_dim)
+            self.output_norm = RMSNorm(value_dim)
         if parts.output_gate:
-            self.output_gate = nn.Linear(dim, inner, bias=False)
+            self.output_gate = nn.Linear(dim, value_inner, bias=False)
         if parts.output_proj:
-            self.output_proj = nn.Linear(inner, dim, bias=False)
+            self.output_proj = nn.Linear(value_inner, dim, bias=False)
         self.network = None if isinstance(memory, MLP) else NetworkMemory(memory)
         if isinstance(memory, MLP) and memory.residual:
+            if head_dim != value_dim:
+                raise ValueError(
+                    f"a residual memory adds the key to the value: head_dim ({head_dim}) and "
+                    f"value_dim ({value_dim}) must be equal"
+                )
             options = ScanOptions(**{**vars(options), "residual": True})
         self.options = options
         self._set_initial_memory(memory, init)
@@ -152,7 +174,7 @@ class NeuralMemory(nn.Module):
     def _set_initial_memory(self, memory: MLP | nn.Module, init: MemoryInit) -> None:
         """M_0: parameters, or buffers if they are not to be learned."""
         if isinstance(memory, MLP):
-            parameters = memory.initial_parameters(self.num_heads, self.head_dim)
+            parameters = memory.initial_parameters(self.num_heads, self.head_dim, self.value_dim)
             last = len(parameters) - (2 if memory.bias else 1)
         else:
             assert self.network is not None
@@ -160,6 +182,12 @@ class NeuralMemory(nn.Module):
             last = len(parameters) - 1
         if init == "zero_last":
             parameters[last].zero_()
+        elif init == "zero_first":
+            parameters[0].zero_()
+            for weight in parameters[1:]:
+                if weight.ndim == 3:
+                    for head in weight:
+                        nn.init.orthogonal_(head, gain=NEARLY_LINEAR_GAIN)
         self._num_memory_parameters = len(parameters)
         for number, parameter in enumerate(parameters):
             if init == "random":
@@ -172,16 +200,21 @@ class NeuralMemory(nn.Module):
         """M_0, per tensor `[heads, ...]`."""
         return [getattr(self, f"memory_{i}") for i in range(self._num_memory_parameters)]
 
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        """Of queries, keys and values, over all heads."""
+        inner = self.num_heads * self.head_dim
+        return inner, inner, self.num_heads * self.value_dim
+
     def initial_state(self, batch: int) -> NeuralMemoryState:
         """The state before the first token of every row."""
         memory = MemoryState.from_parameters(self.initial_memory, batch)
         past = max(self.parts.conv_size - 1, 0)
-        inner = self.num_heads * self.head_dim
         like = self.query_proj.weight
         return NeuralMemoryState(
             memory,
-            like.new_zeros(batch, past, 3 * inner),
-            like.new_zeros(batch, past, inner),
+            like.new_zeros(batch, past, sum(self._widths)),
+            like.new_zeros(batch, past, self._widths[0]),
             self.gates.initial_past(batch, like),
         )
 
@@ -272,7 +305,7 @@ class NeuralMemory(nn.Module):
         self, x: Float[Tensor, "batch time {self.dim}"], state: NeuralMemoryState
     ) -> tuple[Float[Tensor, "batch time heads dim"], Float[Tensor, "batch time heads dim"]]:
         """The keys and values that `forward` would write for `x` (no padding) after `state`."""
-        _, key_tail, value_tail = state.conv_tail.chunk(3, dim=-1)
+        _, key_tail, value_tail = state.conv_tail.split(self._widths, dim=-1)
         keys = self._shape(self.key_proj(x), key_tail, "key")
         return keys, self._shape(self.value_proj(x), value_tail, "value")
 
@@ -320,7 +353,7 @@ class NeuralMemory(nn.Module):
             y, state = self._pass_by(x, state)
             return y, state.replace(gate_past=gate_past), None
         raw = [self.query_proj(x), self.key_proj(x), self.value_proj(x)]
-        tails = state.conv_tail.chunk(3, dim=-1)
+        tails = state.conv_tail.split(self._widths, dim=-1)
         names = ("query", "key", "value")
         queries, keys, values = (
             self._shape(r, t, n) for r, t, n in zip(raw, tails, names, strict=True)
@@ -346,7 +379,7 @@ class NeuralMemory(nn.Module):
 
     def _pass_by(self, x: Tensor, state: NeuralMemoryState) -> tuple[Tensor, NeuralMemoryState]:
         """Read only: what `_run` comes to where nothing is written, without the scan."""
-        tails = state.conv_tail.chunk(3, dim=-1)
+        tails = state.conv_tail.split(self._widths, dim=-1)
         raw = self.query_proj(x)
         out = self.recall(self._shape(raw, tails[0], "query"), state.memory)
         # Of keys and values, later calls need only what their convolutions look back on.
@@ -414,7 +447,7 @@ class NeuralMemory(nn.Module):
             raw = getattr(self, f"{name}_conv")(raw, tail)
         if self.parts.activation:
             raw = nn.functional.silu(raw)
-        heads = raw.unflatten(-1, (self.num_heads, self.head_dim))
+        heads = raw.unflatten(-1, (self.num_heads, -1))
         if name == "value":
             length = self.value_length
             return heads if length is None else fixed_length(heads, length)

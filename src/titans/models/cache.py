@@ -35,6 +35,7 @@ LAYOUT_FIELDS = (
     "memory_layers",
     "memory_num_heads",
     "memory_head_dim",
+    "memory_value_dim",
     "memory_depth",
     "memory_expansion",
     "mixer_conv_kernel",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from titans.errors import CheckpointError, ConfigError
-from titans.layers.memory import default_init
+from titans.layers.memory import MEMORY_INITS, default_init
 
 Variant = Literal["lmm", "mac", "mag", "mal", "transformer", "swa"]
 VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "transformer", "swa")
@@ -79,6 +79,8 @@ class TitansConfig(PreTrainedConfig):
     """Memories per layer; None: `num_attention_heads`."""
     memory_head_dim: int | None = None
     """Width of each memory's keys and values; None: `hidden_size / memory_num_heads`."""
+    memory_value_dim: int | None = None
+    """Width of each memory's values, if other than its keys'; None: `memory_head_dim`."""
     memory_depth: int = 2
     """Layers of each memory network; 1 is a matrix."""
     memory_expansion: float = 2.0
@@ -105,8 +107,8 @@ class TitansConfig(PreTrainedConfig):
     memory_momentum_init: float = 0.5
     """Momentum (eta) at the start."""
     memory_init: str | None = None
-    """The memory's first weights: learned, random (fixed), or zero_last (learned, last layer 0);
-    None: learned up to two layers, random beyond."""
+    """The memory's first weights: learned, random (fixed), zero_first or zero_last (learned, first or
+    last layer 0); None: learned up to two layers, random beyond."""
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
     step_limit: float | None = 1.0
@@ -169,7 +171,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "mag_gate": ("paper", "convex"),
     "memory_rule": ("titans", "ttt", "delta", "gated_delta"),
     "memory_gates": ("token", "chunk", "constant"),
-    "memory_init": ("learned", "random", "zero_last"),
+    "memory_init": MEMORY_INITS,
     "forget_towards": ("initial", "zero"),
     "memory_gradient": ("full", "truncated"),
     "write_gate": ("none", "associative", "predictive"),

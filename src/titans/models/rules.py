@@ -83,6 +83,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
         config.hidden_size,
         num_heads=int(config.memory_num_heads or 0),
         head_dim=config.memory_head_dim,
+        value_dim=config.memory_value_dim,
         memory=MLP(depth=config.memory_depth, expansion=config.memory_expansion),
         chunk_size=config.chunk_size,
         gates=GateSettings(
@@ -112,6 +113,7 @@ def _ttt(config: TitansConfig) -> NeuralMemory:
         config.hidden_size,
         num_heads=int(config.memory_num_heads or 0),
         head_dim=config.memory_head_dim,
+        value_dim=config.memory_value_dim,
         memory=MLP(depth=config.memory_depth, expansion=config.memory_expansion),
         chunk_size=config.chunk_size,
         # The published rate of TTT-MLP: 0.1 times a sigmoid.
@@ -133,6 +135,7 @@ def _delta(config: TitansConfig, *, is_gated: bool) -> NeuralMemory:
         config.hidden_size,
         num_heads=int(config.memory_num_heads or 0),
         head_dim=config.memory_head_dim,
+        value_dim=config.memory_value_dim,
         memory=MLP(depth=1),
         chunk_size=1,
         # beta = 2 theta is a sigmoid: in (0, 1).
