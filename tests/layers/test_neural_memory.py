@@ -266,7 +266,11 @@ def test_save_load_reset(gates: str, tmp_path) -> None:
         },
         {"init": "random"},
         {"init": "zero_last"},
+        {"init": "zero_first"},
+        {"init": "zero_first", "memory": MLP(depth=3, bias=True)},
         {"head_dim": 4},
+        {"head_dim": 10, "value_dim": 3},
+        {"value_dim": 12, "memory": linear()},
     ],
 )
 def test_parts_can_be_switched(settings: dict) -> None:
@@ -278,9 +282,59 @@ def test_parts_can_be_switched(settings: dict) -> None:
     torch.testing.assert_close(continued, y[:, 9:])
     if settings.get("init") == "random":
         assert not any(name.startswith("memory_") for name, _ in memory.named_parameters())
-    if settings.get("init") == "zero_last":
+    if settings.get("init", "").startswith("zero"):
         empty, _ = memory.read(x, memory.initial_state(2))
         assert empty.abs().max() == 0
+
+
+@pytest.mark.parametrize("conv_size", [0, 4])
+def test_keys_and_values_of_unequal_width(conv_size: int) -> None:
+    memory = layer(head_dim=10, value_dim=3, parts=Parts(conv_size=conv_size))
+    x, mask = tokens(), torch.ones(2, 21, dtype=torch.bool)
+    whole, final = memory(x)
+    with torch.no_grad():
+        state, parts = None, []
+        for token in x.split(1, dim=1):
+            y, state = memory(token, state)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-11)
+        assert_same_state(state, final)
+        mask[0, :6] = False
+        masked, _ = memory(x, mask=mask)
+        alone, _ = memory(x[:1, 6:])
+        torch.testing.assert_close(masked[:1, 6:], alone, rtol=1e-10, atol=1e-11)
+    assert [tuple(w.shape[2:]) for w in final.memory.weights] == [(20, 10), (3, 20)]
+    whole.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in memory.parameters())
+
+
+def test_an_empty_first_layer_is_written_first() -> None:
+    """The others see nothing but zeros in the first chunk, and little behind it."""
+    memory = layer(init="zero_first")
+    start = memory.initial_state(2).memory.weights
+
+    def change(time: int) -> list[Tensor]:
+        after = memory.write(tokens(time=time)).memory.weights
+        return [(a - s).norm() for a, s in zip(after, start, strict=True)]
+
+    first, last = change(8)
+    assert first > 0 and last == 0
+    first, last = change(21)
+    assert first > last > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"value_dim": 0}, "value_dim must be at least 1, got 8 and 0"),
+        ({"value_dim": 4, "memory": residual_mlp()}, r"head_dim \(8\) and value_dim \(4\)"),
+        ({"value_dim": 4, "parts": NO_PROJ}, r"num_heads \* value_dim \(8\) must equal dim"),
+        ({"init": "zero_first", "memory": linear()}, "needs an MLP of two layers"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer(**settings)
 
 
 def test_constant_gates_are_the_constants() -> None:

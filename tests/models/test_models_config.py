@@ -22,6 +22,8 @@ def test_defaults_are_complete_for_every_variant() -> None:
         ({"variant": "mad"}, "variant must be one of lmm, mac"),
         ({"chunk_sizes": 8}, "did you mean 'chunk_size'"),
         ({"memory_gate_kernel": 4, "memory_gates": "constant"}, "memory_gate_kernel=4 has no"),
+        ({"memory_value_dim": 0}, "memory_value_dim must be at least 1, got 0"),
+        ({"memory_init": "zero_first", "memory_depth": 1}, "needs a memory_depth of 2 or more"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"hidden_size": 50, "num_attention_heads": 4}, "multiple of num_attention_heads"),
         ({"memory_layers": [0, 9]}, r"names layers \[9\]; this model has layers 0 to 3"),

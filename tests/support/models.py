@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, object]] = {
     "mag-look-back": {"variant": "mag", "memory_gate_kernel": 3},
     "mal": {"variant": "mal"},
     "mal-one-layer": {"variant": "mal", "memory_layers": [1]},
+    "lmm-narrow-values": {"variant": "lmm", "memory_value_dim": 3, "memory_init": "zero_first"},
     "mal-bare": {
         "variant": "mal",
         "num_persistent": 0,

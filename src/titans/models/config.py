@@ -211,6 +211,10 @@ def _check(config: TitansConfig) -> None:
     for name in ("num_persistent", "mixer_conv_kernel", "memory_conv_kernel", "memory_gate_kernel"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, got {getattr(config, name)}")
+    if config.memory_value_dim is not None and config.memory_value_dim < 1:
+        raise ConfigError(f"memory_value_dim must be at least 1, got {config.memory_value_dim}")
+    if config.memory_init == "zero_first" and config.memory_depth < 2:
+        raise ConfigError("memory_init='zero_first' needs a memory_depth of 2 or more, got 1")
     if config.hidden_size % config.num_attention_heads:
         raise ConfigError(
             f"hidden_size ({config.hidden_size}) must be a multiple of num_attention_heads "
