@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from titans import ops
 from titans.errors import StateError
 from titans.layers.gates import GateSettings, MemoryGates
-from titans.layers.memory_networks import MLP
+from titans.layers.memory_networks import LAYER_GAIN, MLP
 from titans.layers.memory_state import NeuralMemoryState
 from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
@@ -29,10 +29,6 @@ MEMORY_INITS: tuple[MemoryInit, ...] = get_args(MemoryInit)
 STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
 """The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
 dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
-
-NEARLY_LINEAR_GAIN = 2.0
-"""Scale of the later layers with `init="zero_first"`: what a first layer has to hold is then so
-small that SiLU is nearly linear in it, and gradients hardly move the other layers."""
 
 PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
@@ -92,10 +88,10 @@ class NeuralMemory(nn.Module):
             online rule, larger is faster.
         gates: how forgetting, momentum and step size are made.
         parts: which of the paper's parts are used.
-        init: initial weights of the memory: learned; random and fixed; or learned with a first or
-            a last layer of zeros (zero_first, zero_last), so that an empty memory reads zero. With
-            zero_first the other layers of the `MLP` start orthogonal and large, and what is written
-            goes into the first: nearly a matrix. By default learned, and random for an `MLP` of
+        init: initial weights of the memory: learned; random and fixed; learned with a last layer
+            of zeros (zero_last); or fixed with a first layer of zeros and orthogonal ones behind it
+            (zero_first), so that writes go into the first, nearly as into a matrix. With either
+            of these an empty memory reads zero. By default learned, and random for an `MLP` of
             three layers or more (docs/decisions/0003-stabiliser.md).
         options: what the scan does beyond the plain recurrence.
     """
@@ -187,10 +183,10 @@ class NeuralMemory(nn.Module):
             for weight in parameters[1:]:
                 if weight.ndim == 3:
                     for head in weight:
-                        nn.init.orthogonal_(head, gain=NEARLY_LINEAR_GAIN)
+                        nn.init.orthogonal_(head, gain=LAYER_GAIN)
         self._num_memory_parameters = len(parameters)
         for number, parameter in enumerate(parameters):
-            if init == "random":
+            if init in ("random", "zero_first"):
                 self.register_buffer(f"memory_{number}", parameter)
             else:
                 self.register_parameter(f"memory_{number}", nn.Parameter(parameter))

@@ -13,6 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+LAYER_GAIN = 2.0
+"""Of every layer but the first: SiLU halves the small inputs that a key of length one gives it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
@@ -43,8 +46,7 @@ class MLP:
         widths = self.widths(head_dim, value_dim)
         parameters: list[Tensor] = []
         for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
-            # SiLU halves the small inputs that a key of length one gives it.
-            gain = 2.0 if layer else 1.0
+            gain = LAYER_GAIN if layer else 1.0
             parameters.append(torch.randn(num_heads, fan_out, fan_in) * gain * fan_in**-0.5)
             if self.bias:
                 parameters.append(torch.zeros(num_heads, fan_out))

@@ -107,8 +107,8 @@ class TitansConfig(PreTrainedConfig):
     memory_momentum_init: float = 0.5
     """Momentum (eta) at the start."""
     memory_init: str | None = None
-    """The memory's first weights: learned, random (fixed), zero_first or zero_last (learned, first or
-    last layer 0); None: learned up to two layers, random beyond."""
+    """The memory's first weights: learned, random (fixed), zero_first (fixed, first layer 0) or
+    zero_last (learned, last layer 0); None: learned up to two layers, random beyond."""
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
     step_limit: float | None = 1.0
