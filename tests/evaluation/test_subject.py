@@ -110,6 +110,13 @@ def test_the_state_of_a_memory_model_is_constant_and_that_of_attention_grows() -
     assert sizes["transformer"][1] > sizes["transformer"][0]
 
 
+def test_reading_reports_its_windows() -> None:
+    subject, read = ModelSubject(tiny(), window=16), []
+    subject.on_read = read.append
+    subject.predict(np.zeros((3, 40), dtype=np.int64))
+    assert read == [48, 48, 24]
+
+
 def test_lengths_beyond_full_attention_are_refused_with_its_reach() -> None:
     subject = ModelSubject(tiny("transformer"), max_state_bytes=1 << 20)
     subject.check_length(4_096)

@@ -18,7 +18,7 @@ from titans.evaluation.records import Record
 from titans.evaluation.registry import TASKS, build_task, load_task
 from titans.evaluation.runner import run_task
 from titans.evaluation.s_niah import SNiah
-from titans.evaluation.tasks import Task, UnboundTask
+from titans.evaluation.tasks import Task, UnboundTask, batch_for
 
 PEOPLE, PLACES = ("Mary", "John", "Sandra"), ("garden", "kitchen", "office", "hallway")
 
@@ -64,6 +64,44 @@ def test_an_oracle_finds_every_needle_and_lengths_are_kept(haystack: Path) -> No
     assert state is not None and state.value == 7
 
 
+def test_lengths_that_came_out_are_recorded(haystack: Path) -> None:
+    """A sample fills its length but for less than one more word (or one more unit of noise)."""
+    record = run(SNiah(lengths=(2_048,), samples=5, haystack=haystack), Scripted())
+    for kind, room in (("pk", 90), ("n", 9), ("w", 9)):
+        tokens = record.find("tokens", 2_048, kind=kind)
+        assert tokens is not None and 2_048 - room < tokens.value <= 2_048
+
+
+def test_every_file_can_be_a_haystack_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"Book{number} is long. " * 400)
+    books: dict[bool, list[str]] = {}
+
+    def answer(prompt: str) -> str:
+        books[each].append(prompt.split("\n")[1][: len("Book0")])
+        return needle_in_text(prompt)
+
+    for each in (False, True):
+        books[each] = []
+        task = SNiah(lengths=(1_024,), samples=7, kinds=("n",), haystack=folder, each_file=each)
+        record = run(task, Scripted(answer))
+        assert record.options["each_file"] is each
+        assert record.find("accuracy", 1_024).value == 1  # type: ignore[union-attr]
+    # A needle in front of the first sentence hides which book it is.
+    one, three = ([b for b in books[each] if b != "One o"] for each in (False, True))
+    assert set(one) == {"Book0"} and set(three) == {"Book0", "Book1", "Book2"}
+    assert books[True] == [
+        b if b == "One o" else f"Book{number % 3}" for number, b in enumerate(books[True])
+    ]
+
+
+def test_few_long_samples_are_measured_together() -> None:
+    assert batch_for(2_048, 20) == 20 and batch_for(512, 20) == 64
+    assert batch_for(2 << 20, 20) == 4 and batch_for(1 << 30, 20) == 1 and batch_for(0) == 64
+
+
 def test_a_constant_answerer_finds_no_needle(haystack: Path) -> None:
     record = run(
         SNiah(lengths=(1_024,), samples=20, haystack=haystack), Scripted(lambda _: " 1234567")
@@ -77,7 +115,7 @@ def test_depths_make_a_cell_each() -> None:
     task = SNiah(lengths=(1_024, 4_096), samples=2, kinds=("pk",), depths=5)
     assert [cell.detail["depth"] for cell in task.cells()[:5]] == [0, 0.25, 0.5, 0.75, 1]
     record = run(task, Scripted(needle_in_text))
-    assert len(record.scores) == 2 * 2 * 5
+    assert len(record.scores) == 3 * 2 * 5
     places = [
         task.sample(Scripted(), cell, 1, 0).prompt.index("One of the special")
         for cell in task.cells()[5:]

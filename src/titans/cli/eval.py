@@ -48,6 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = parser.add_argument_group("s-niah")
     text.add_argument("--kinds", type=_names, help="pk,n,w")
     text.add_argument("--haystack", type=Path, help="text of the essay haystack: file or folder")
+    text.add_argument(
+        "--each-file",
+        action="store_const",
+        const=True,
+        help="every file of the haystack's folder is a haystack of its own; samples take turns",
+    )
     text.add_argument("--words", type=Path, help="folder with adjectivelist.txt and nounlist.txt")
     text.add_argument("--answer-tokens", type=_count, help="tokens to generate (128)")
     text.add_argument("--depths", type=int, help="(also needle) depths of the map, e.g. 11")
@@ -201,8 +207,8 @@ def _command(args: argparse.Namespace) -> str:
         flag = f"--{name.replace('_', '-')}"
         if name == "set":
             words += [word for setting in value for word in (flag, setting)]
-        elif value is False:
-            words.append(f"--no-{name}")
+        elif isinstance(value, bool):
+            words.append(flag if value else f"--no-{name}")
         elif isinstance(value, Path):
             is_own = name == "model" and not value.is_absolute() and ".." not in value.parts
             words += [flag, str(value) if is_own else value.name]

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,7 +22,7 @@ from titans.evaluation.records import (
     machine_name,
     package_version,
 )
-from titans.evaluation.subject import Subject
+from titans.evaluation.subject import ModelSubject, Subject
 from titans.evaluation.tasks import Cell, Outcome, Task, UnboundTask
 
 
@@ -82,9 +83,26 @@ def _missing(
     for start in range(0, len(todo), cell.batch_size):
         samples = todo[start : start + cell.batch_size]
         began = time.perf_counter()
-        outcomes = task.measure(subject, cell, seed, samples)
+        with _shown(subject, bar, cell.cost * len(samples)):
+            outcomes = task.measure(subject, cell, seed, samples)
         yield dict(zip(samples, outcomes, strict=True)), time.perf_counter() - began
-        bar.update(cell.cost * len(samples))
+
+
+@contextmanager
+def _shown(subject: Subject, bar: tqdm, cost: int) -> Iterator[None]:
+    """Move the bar while a model reads; what it did not report, such as padding, at the end."""
+    left = cost
+
+    def move(tokens: int) -> None:
+        nonlocal left
+        tokens = min(tokens, left)
+        left -= tokens
+        bar.update(tokens)
+
+    if isinstance(subject, ModelSubject):
+        subject.on_read = move
+    yield
+    bar.update(left)
 
 
 class Journal:

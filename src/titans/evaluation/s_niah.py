@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from titans.data.tasks.haystack import Essay
+from titans.data.tasks.haystack import Essay, read_books
 from titans.data.tasks.niah import ANSWER_TOKENS, KINDS, KeyWords, Kind, NiahTask, contains_answer
 from titans.data.tasks.records import TextSample
 from titans.errors import ConfigError
@@ -22,7 +22,10 @@ class SNiah:
     samples: int = 500
     kinds: tuple[Kind, ...] = KINDS
     haystack: Path | None = None
-    """Text of the essay haystack (n and w): a file or a folder."""
+    """Text of the essay haystack (n and w): a file, or a folder whose files follow each other."""
+    each_file: bool = False
+    """Every file of the folder is a haystack of its own, from its first word; samples take turns.
+    Otherwise all samples of a length hide their needle in the same text, as the task defines it."""
     words: Path | None = None
     """Folder with the word lists of the keys; the built-in words when None."""
     depths: int = 0
@@ -47,6 +50,7 @@ class SNiah:
         return {
             "kinds": list(self.kinds),
             "haystack": describe_path(self.haystack),
+            "each_file": self.each_file,
             "words": describe_path(self.words),
             "answer_tokens": self.answer_tokens,
         }
@@ -88,9 +92,9 @@ class SNiah:
     def sample(self, subject: Subject, cell: Cell, seed: int, sample: int) -> TextSample:
         """The sample with this number."""
         depth = cell.detail.get("depth")
-        task = self._tasks[str(cell.detail["kind"])]
+        tasks = self._tasks[str(cell.detail["kind"])]
         assert cell.length is not None, "every cell of this task has a length"
-        return task.sample(
+        return tasks[sample % len(tasks)].sample(
             cell.rng(seed, sample),
             cell.length,
             lambda text: len(subject.encode(text)),
@@ -98,18 +102,31 @@ class SNiah:
         )
 
     def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
-        """Accuracy, and the size of the state that held the text."""
+        """Accuracy, the size of the state that held the text, and the lengths that came out."""
         place = {"length": cell.length, "detail": cell.detail}
         return [
             accuracy_score([outcome["accuracy"] for outcome in outcomes], **place),
-            mean_score([outcome["state_bytes"] for outcome in outcomes], "state_bytes", **place),
+            *(
+                mean_score([outcome[name] for outcome in outcomes], name, **place)
+                for name in ("state_bytes", "tokens")
+            ),
         ]
 
     @cached_property
-    def _tasks(self) -> dict[str, NiahTask]:
+    def _tasks(self) -> dict[str, list[NiahTask]]:
         words = KeyWords.load(self.words) if self.words else KeyWords.default()
-        essay = Essay.load(self.haystack) if self.haystack else None
         return {
-            kind: NiahTask(kind=kind, essay=essay, words=words, answer_tokens=self.answer_tokens)
+            kind: [
+                NiahTask(kind=kind, essay=essay, words=words, answer_tokens=self.answer_tokens)
+                for essay in self._essays
+            ]
             for kind in self.kinds
         }
+
+    @cached_property
+    def _essays(self) -> list[Essay | None]:
+        if self.haystack is None:
+            return [None]
+        if self.each_file:
+            return [Essay(book) for book in read_books(self.haystack)]
+        return [Essay.load(self.haystack)]

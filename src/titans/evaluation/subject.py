@@ -5,7 +5,7 @@ Reading streams through the model's cache in windows, so its memory does not gro
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import get_annotations
 from pathlib import Path
@@ -94,6 +94,8 @@ class ModelSubject:
         self.tokenizer = tokenizer
         self.name = name
         self.vocab_size: int = model.config.vocab_size
+        self.on_read: Callable[[int], None] = _ignore
+        """Told how many tokens were read, of all rows together, after each window."""
         self._window = window
         self._max_state_bytes = max_state_bytes
 
@@ -213,7 +215,7 @@ class ModelSubject:
             yield logits, stream.state_bytes
 
     def _stream(self) -> "_Stream":
-        return _Stream(self.model, self._window)
+        return _Stream(self.model, self._window, self.on_read)
 
     def _end_token(self) -> int:
         end = self.tokenizer.eos_token_id if self.tokenizer else None
@@ -231,9 +233,12 @@ class ModelSubject:
 class _Stream:
     """A text being read: the model and the cache that it goes on from."""
 
-    def __init__(self, model: TitansForCausalLM, window: int) -> None:
+    def __init__(
+        self, model: TitansForCausalLM, window: int, on_read: Callable[[int], None]
+    ) -> None:
         self._model = model
         self._window = window
+        self._on_read = on_read
         self._cache: TitansCache | None = None
 
     @property
@@ -259,7 +264,12 @@ class _Stream:
                 logits_to_keep=1 if last_only else 0,
             )
             self._cache = output.past_key_values
+            self._on_read(ids[:, part].numel())
             yield output.logits
+
+
+def _ignore(tokens: int) -> None:
+    """Nobody wants to know."""
 
 
 def weights_digest(model: nn.Module) -> str:

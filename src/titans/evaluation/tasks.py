@@ -80,13 +80,20 @@ class UnboundTask(Protocol):
         ...
 
 
+TOGETHER_TOKENS = 1 << 23
+"""Tokens of all samples that are measured together: what an interrupted run may lose."""
+
+
 def batch_for(length: int, least: int = 1) -> int:
-    """Samples to read side by side: fewer of them the longer they are, but not below `least`."""
-    return max(least, min(64, (1 << 15) // max(length, 1)))
+    """Samples to read side by side: fewer of them the longer they are, but not below `least`
+    while these stay within `TOGETHER_TOKENS`."""
+    length = max(length, 1)
+    least = max(1, min(least, TOGETHER_TOKENS // length))
+    return max(least, min(64, (1 << 15) // length))
 
 
 GENERATED_TOGETHER = 20
-"""Prompts that are read side by side, however long: a state does not grow, and small models read
+"""Prompts that are read side by side, also long ones: a state does not grow, and small models read
 twenty at eight times the speed of one."""
 
 
