@@ -36,12 +36,14 @@ class MLP:
         if not self.expansion > 0:
             raise ValueError(f"expansion must be above 0, got {self.expansion}")
 
-    def widths(self, head_dim: int, value_dim: int) -> list[int]:
-        """The width of every layer's input, and of the output."""
+    def widths(self, head_dim: int, value_dim: int | None = None) -> list[int]:
+        """The width of every layer's input, and of the output (`head_dim`, unless given)."""
         hidden = max(1, round(head_dim * self.expansion))
-        return [head_dim, *[hidden] * (self.depth - 1), value_dim]
+        return [head_dim, *[hidden] * (self.depth - 1), value_dim or head_dim]
 
-    def initial_parameters(self, num_heads: int, head_dim: int, value_dim: int) -> list[Tensor]:
+    def initial_parameters(
+        self, num_heads: int, head_dim: int, value_dim: int | None = None
+    ) -> list[Tensor]:
         """Random weights `[heads, out, in]` that keep the scale of their input, zero biases."""
         widths = self.widths(head_dim, value_dim)
         parameters: list[Tensor] = []
