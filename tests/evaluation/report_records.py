@@ -34,6 +34,12 @@ def accuracies(task: str, by_length: Mapping[int, float], /, **detail: Value) ->
     )
 
 
+def rows_of(section: str) -> list[list[str]]:
+    """The cells of our rows."""
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def speeds(by_length: Mapping[int, float], /, **detail: Value) -> Record:
     return record(
         "throughput",

@@ -4,17 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from evaluation.report_records import named, record, speeds
+from evaluation.report_records import named, record, rows_of, speeds
 from titans.evaluation import paper
-from titans.evaluation.records import Record, accuracy_score, mean_score
+from titans.evaluation.records import Record, Value, accuracy_score, mean_score
 from titans.evaluation.report_mqar import mqar_section
 from titans.evaluation.report_throughput import throughput_section
-
-
-def rows_of(section: str) -> list[list[str]]:
-    """The cells of our rows."""
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_records_of_one_model_share_a_row_and_the_first_one_wins() -> None:
@@ -52,6 +46,15 @@ def test_the_share_is_of_the_record_that_has_the_speed() -> None:
     assert rows_of(throughput_section(records))[0][-1] == "100"
     both = record("throughput", [*records[0].scores, share])
     assert rows_of(throughput_section([both]))[0][-1] == "100 (25 %)"
+
+
+def test_speeds_have_intervals_where_they_were_repeated() -> None:
+    detail: dict[str, Value] = {"phase": "train"}
+    repeated = mean_score([90.0, 100.0, 110.0], "tokens_per_second", length=512, detail=detail)
+    share = mean_score([0.25], "memory_share", length=512, detail=detail)
+    section = throughput_section([record("throughput", [repeated, share])])
+    assert rows_of(section)[0][-1] == "100 [89, 111] (25 %)"
+    assert "means of 3 repetitions" in section
 
 
 def test_the_papers_figures_stand_below_ours() -> None:
@@ -96,4 +99,5 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
     section = mqar_section(records)
     head = "| model | state (numbers) | learning rate | training tokens | CPU minutes | mean |"
     assert head in section, "numbers are not to be read as the published bytes"
+    assert "vocabulary 8192, 4 examples per segment:" in section
     assert "4 per number" in section and "3 d numbers of the convolution" in section

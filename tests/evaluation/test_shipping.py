@@ -9,8 +9,9 @@ from titans.cli.main import main
 from titans.errors import DataError
 from titans.evaluation import shipping
 from titans.evaluation.records import Record, package_version
-from titans.evaluation.shipped_card import describe_checkpoint, read_stage
+from titans.evaluation.shipped_card import describe_checkpoint
 from titans.evaluation.subject import ModelSubject
+from titans.evaluation.training_stages import read_stage
 
 ROOT = Path(__file__).parents[2]
 BASE = """

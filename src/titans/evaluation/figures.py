@@ -24,7 +24,7 @@ from titans.evaluation.figure_parts import (
 )
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record
-from titans.evaluation.report_cells import by_model, first_score, lengths_of
+from titans.evaluation.report_cells import by_haystack, by_model, first_score, lengths_of
 
 TITANS = ("Titans LMM", "Titans MAC", "Titans MAG", "Titans MAL")
 """Of the paper's rows, those that are drawn; its other ones are in the tables."""
@@ -32,7 +32,10 @@ TITANS = ("Titans LMM", "Titans MAC", "Titans MAG", "Titans MAL")
 
 def draw_s_niah(records: Sequence[Record], path: Path) -> Figure | None:
     """Accuracy by length, one panel per kind of needle."""
-    kinds = {kind: _by_length(records, "accuracy", kind=kind) for kind in ("pk", "n", "w")}
+    kinds = {
+        kind: _by_length(by_haystack(records, kind), "accuracy", kind=kind)
+        for kind in ("pk", "n", "w")
+    }
     kinds = {kind: _in_percent(ours) for kind, ours in kinds.items() if ours}
     if not kinds:
         return None
@@ -54,10 +57,11 @@ def draw_s_niah(records: Sequence[Record], path: Path) -> Figure | None:
 def draw_babilong(records: Sequence[Record], path: Path) -> Figure | None:
     """Accuracy by length, one line per model and task."""
     tasks = sorted({str(s.detail["task"]) for r in records for s in r.scores if "task" in s.detail})
+    models = by_model(records)
     ours = {
         f"{name}, {task}": points
         for task in tasks
-        for name, points in _in_percent(_by_length(records, "accuracy", task=task)).items()
+        for name, points in _in_percent(_by_length(models, "accuracy", task=task)).items()
     }
     if not ours:
         return None
@@ -172,11 +176,11 @@ def draw_pictures(records: Sequence[Record], folder: Path) -> dict[str, list[str
     return links
 
 
-def _by_length(records: Sequence[Record], metric: str, **detail: str) -> Lines:
-    """One line per model, as in the tables: each point from the first record that has it."""
-    lengths = lengths_of(records, metric, depth=None, **detail)
+def _by_length(groups: Mapping[str, Sequence[Record]], metric: str, **detail: str) -> Lines:
+    """One line per group of records: each point from the first of them that has it."""
     lines = {}
-    for name, ours in by_model(records).items():
+    for name, ours in groups.items():
+        lengths = lengths_of(ours, metric, depth=None, **detail)
         scores = {n: first_score(ours, metric, n, **detail) for n in lengths}
         points = {n: score.value for n, score in scores.items() if score is not None}
         if points:
@@ -185,7 +189,7 @@ def _by_length(records: Sequence[Record], metric: str, **detail: str) -> Lines:
 
 
 def _speeds(records: Sequence[Record], phase: str) -> Lines:
-    return _by_length(records, "tokens_per_second", phase=phase)
+    return _by_length(by_model(records), "tokens_per_second", phase=phase)
 
 
 def _by_depth(records: Sequence[Record]) -> Lines:

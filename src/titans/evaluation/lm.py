@@ -99,7 +99,7 @@ class BoundLanguageModelling:
     def measure(
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
     ) -> list[Outcome]:
-        """Nats, bytes and state of each window; nats by octave of the position, too."""
+        """Nats, bytes and state of each window; nats and bytes by octave of the position, too."""
         assert cell.length is not None, "every cell of this task has a length"
         subject.check_length(cell.length)
         windows = np.stack([self.tokens[s * cell.length : (s + 1) * cell.length] for s in samples])
@@ -111,8 +111,10 @@ class BoundLanguageModelling:
                 "bytes": float(subject.count_bytes(window[1:])),
                 "state_bytes": reading.state_bytes,
             }
-            for low in _octaves(cell.length):
-                outcome[f"nats@{low}"] = float(row[low - 1 : 2 * low - 1].mean())
+            for low, end in _octaves(cell.length):
+                # The first token of a window is not predicted: token t has its loss at t - 1.
+                outcome[f"nats@{low}"] = float(row[low - 1 : end - 1].mean())
+                outcome[f"bytes@{low}"] = float(subject.count_bytes(window[low:end]))
             outcomes.append(outcome)
         return outcomes
 
@@ -131,21 +133,24 @@ class BoundLanguageModelling:
             mean_score(states, "state_bytes", length=cell.length),
         ]
         if cell.length == max(self.task.lengths):
-            for low in _octaves(cell.length):
-                detail = {"from": low, "to": 2 * low}
+            for low, end in _octaves(cell.length):
                 there = [outcome[f"nats@{low}"] for outcome in outcomes]
-                scores += _both(there, bytes_per_token, cell.length, detail)
+                in_bytes = math.fsum(outcome[f"bytes@{low}"] for outcome in outcomes)
+                share = in_bytes / ((end - low) * len(outcomes))
+                scores += _both(there, share, cell.length, {"from": low, "to": end})
         return scores
 
 
-def _octaves(length: int) -> list[int]:
-    """1, 2, 4, ... as long as [low, 2 low) has positions in a window of this length."""
-    return [1 << power for power in range(int(math.log2(length - 1)) + 1)]
+def _octaves(length: int) -> list[tuple[int, int]]:
+    """The positions [1, 2), [2, 4), [4, 8), ...; the last octave ends with the window."""
+    lows = (1 << power for power in range((length - 1).bit_length()))
+    return [(low, min(2 * low, length)) for low in lows]
 
 
 def _both(
     nats: Sequence[float], bytes_per_token: float, length: int, detail: dict[str, int]
 ) -> list[Score]:
+    """Bits per byte and perplexity; the latter alone where the tokens stand for no byte."""
     mean = mean_score(nats, "nats_per_token", length=length)
     perplexity = Score(
         metric="perplexity",
@@ -156,6 +161,8 @@ def _both(
         length=length,
         detail=dict(detail),
     )
+    if not bytes_per_token:
+        return [perplexity]
     to_bits = 1 / (math.log(2) * bytes_per_token)
     bits = mean_score([n * to_bits for n in nats], "bits_per_byte", length=length, detail=detail)
     return [bits, perplexity]

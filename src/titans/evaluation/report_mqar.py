@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from titans.evaluation import paper
 from titans.evaluation.records import Record
-from titans.evaluation.report_cells import model_name, percent
+from titans.evaluation.report_cells import between, model_name, percent
 from titans.evaluation.report_tables import table
 
 SETTINGS_SHOWN = {
@@ -28,7 +28,11 @@ def mqar_section(records: Sequence[Record]) -> str:
         ours = [r for r in records if r.options.get("setting") == setting]
         if ours:
             size = ours[0].options.get("vocab_size")
-            parts.append(f"Setting {setting}, vocabulary {size}:\n\n{_table(ours)}")
+            counts = between(sorted({s.samples for r in ours for s in r.scores}))
+            parts.append(
+                f"Setting {setting}, vocabulary {size}, {counts} examples per segment:\n\n"
+                f"{_table(ours)}"
+            )
     published = [
         [f"*{model}*", ", ".join(f"*{value}* at {size}" for size, value in points)]
         for model, points in paper.MQAR_STATE.items()

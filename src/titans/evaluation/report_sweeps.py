@@ -1,7 +1,6 @@
 """Sweeps on the results page: one table each, a row's mean and spread over its seeds."""
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,17 +8,26 @@ from typing import NamedTuple
 from titans.evaluation import paper
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
+from titans.evaluation.report_cells import between, file_name, percent, row_name, with_interval
+from titans.evaluation.report_language import covered_text
+from titans.evaluation.report_sources import Sources
 from titans.evaluation.report_tables import table
 from titans.evaluation.sweep import standard_deviation
 
 SHOWN = {"lm": "bits_per_byte", "mqar": "accuracy", "permutations": "last_accuracy"}
 """The metric that a sweep's table shows, by task."""
 TRAINED_TOKENS, TRAINED_SECONDS = "trained_tokens", "trained_seconds"
+UNKNOWN, PLANNED = "not recorded", "(planned)"
+PLANNED_NOTE = (
+    "Training tokens marked as planned are not in the records: they are what the sweep's file and "
+    "command ask for, steps x sequences x length."
+)
+STARTS = {"random": "random and fixed"}
+"""First weights of a memory in other words than their setting's, where that does not tell all."""
 TUNING = (
     "All rows share the learning rate and schedule of the sweep's base configuration, which is one "
     "of our own variants'; no row was tuned by itself (equal tuning effort: none)."
 )
-SEED = re.compile(r"-seed\d+$")
 
 
 class Column(NamedTuple):
@@ -51,19 +59,20 @@ def sweeps_of(records: Sequence[Record]) -> list[list[Record]]:
     return groups
 
 
-def sweep_sections(records: Sequence[Record]) -> list[str]:
+def sweep_sections(records: Sequence[Record], sources: Sources) -> list[str]:
     """A section for each sweep and text; the paper's numbers under a sweep's first one."""
     sections = []
     shown = set()
     for rows in sweeps_of(records):
         name = rows[0].sweep
-        sections.append(_sweep_section(rows, "" if name in shown else _published(name)))
+        published = "" if name in shown else _published(name)
+        sections.append(_sweep_section(rows, published, sources))
         shown.add(name)
     return sections
 
 
-def _sweep_section(records: Sequence[Record], published: str) -> str:
-    """Title, table, published numbers and how it was made."""
+def _sweep_section(records: Sequence[Record], published: str, sources: Sources) -> str:
+    """Title, table, notes, published numbers and how it was made."""
     columns = sorted(
         {column for record in records for column, _ in _shown(record)},
         key=lambda column: (
@@ -73,45 +82,97 @@ def _sweep_section(records: Sequence[Record], published: str) -> str:
             int(str(column.pairs or 0)),
         ),
     )
-    is_known = any(TRAINED_TOKENS in record.model.settings for record in records)
     rows = []
     for name in dict.fromkeys(map(row_name, records)):
         ours = [r for r in records if row_name(r) == name]
         seeds = len({r.model.name for r in ours})
         parameters = f"{ours[0].model.num_parameters:,}"
         cells = [_cell(ours, column) for column in columns]
-        budget = _budget(ours) if is_known else []
-        rows.append([f"`{name}`", str(seeds), parameters, *budget, *cells])
-    budget = ["training tokens", "minutes"] if is_known else []
-    head = ["row", "seeds", "parameters", *budget, *(column.title for column in columns)]
-    commit = ", ".join(sorted({record.commit or "-" for record in records}))
+        rows.append([f"`{name}`", str(seeds), parameters, *_budget(ours, sources), *cells])
+    titles = [column.title for column in columns]
+    head = ["row", "seeds", "parameters", "training tokens", "minutes", *titles]
     heading = records[0].sweep + "".join(f", on {Path(name).stem}" for name in _texts(records))
-    text = (
-        f"## Sweep: {heading}\n\nMean over the seeds and, behind it, their standard deviation; one "
-        f"seed stands alone. Accuracy in per cent. {TUNING}\n\n" + table(head, rows)
+    notes = [
+        "Mean over the seeds and, behind it, their standard deviation; one seed stands alone with "
+        "its 95 % interval.",
+        _about_accuracy(records),
+        TUNING,
+        covered_text([record for record in records if record.task == "lm"]),
+        PLANNED_NOTE if any(PLANNED in cell for row in rows for cell in row) else "",
+    ]
+    return (
+        f"## Sweep: {heading}\n\n{' '.join(filter(None, notes))}\n\n{table(head, rows)}"
+        f"{_about_depth(records)}{published}\n{_how_made(records, sources)}"
     )
+
+
+def _about_accuracy(records: Sequence[Record]) -> str:
+    """Unit and samples of accuracies; nothing where the sweep has none."""
+    shown = [score for r in records if r.task != "lm" for _, score in _shown(r)]
+    if not shown:
+        return ""
+    counts = between(sorted({score.samples for score in shown}))
+    return f"Accuracy in per cent, of {counts} samples for each seed."
+
+
+def _about_depth(records: Sequence[Record]) -> str:
+    """What else changes from three layers on; nothing where no row is that deep."""
+    starts: dict[bool, set[str]] = {False: set(), True: set()}
+    for record in records:
+        depth = record.model.settings.get("memory_depth")
+        if isinstance(depth, int) and record.model.settings.get("memory_rule") == "titans":
+            starts[depth > 2].add(str(record.model.settings.get("memory_init")))
+    if not starts[True]:
+        return ""
+    shallow, deep = (
+        " or ".join(STARTS.get(start, start) for start in sorted(starts[is_deep]))
+        for is_deep in (False, True)
+    )
+    return (
+        "\nRows of depth 3 and 4 differ from the others in more than depth: from three layers on "
+        f"the memory's first weights are {deep} (`memory_init`; {shallow} in the other rows), and "
+        "values are half as long for each layer beyond the second "
+        "([why](decisions/0003-stabiliser.md)).\n"
+    )
+
+
+def _how_made(records: Sequence[Record], sources: Sources) -> str:
+    """Command, text, commits, the time of testing, and what the environment must hold."""
+    command = records[0].command
+    commit = ", ".join(sorted({record.commit or "-" for record in records}))
     tested = "".join(f", tested on `{name}`" for name in _texts(records))
-    return text + published + f"\nMade by `{records[0].command}`{tested}, commit {commit}.\n"
+    seconds = math.fsum(record.seconds for record in records)
+    made = f"Made by `{command}`{tested}, commit {commit}. Testing took {seconds:.0f} s in all."
+    variables = sources.variables(command)
+    if not variables:
+        return f"{made}\n"
+    names, given = " and ".join(variables), " ".join(f"{name}=..." for name in variables)
+    return f"{made} The sweep's file needs {names} in the environment: `{given} {command}`.\n"
 
 
-def _budget(records: Sequence[Record]) -> list[str]:
-    """Tokens and minutes of a row's training, means over those of its records that know them."""
-    cells = []
-    for name, unit, style in ((TRAINED_TOKENS, 1, ",.0f"), (TRAINED_SECONDS, 60, ".1f")):
-        found = [r.model.settings.get(name) for r in records]
-        values = [value / unit for value in found if isinstance(value, int | float)]
-        cells.append(format(mean_and_spread(values)[0], style) if values else "-")
-    return cells
+def _budget(records: Sequence[Record], sources: Sources) -> list[str]:
+    """Tokens and minutes of a row's training, means over those of its records that know them.
+
+    Tokens that no record knows are those that the sweep's file plans.
+    """
+    tokens, seconds = (_known(records, name) for name in (TRAINED_TOKENS, TRAINED_SECONDS))
+    minutes = UNKNOWN if seconds is None else f"{seconds / 60:.1f}"
+    if tokens is not None:
+        return [f"{tokens:,.0f}", minutes]
+    planned = sources.planned_tokens(records[0])
+    return [UNKNOWN if planned is None else f"{planned:,} {PLANNED}", minutes]
+
+
+def _known(records: Sequence[Record], setting: str) -> float | None:
+    """The mean of a number over the records that have it."""
+    found = [record.model.settings.get(setting) for record in records]
+    values = [value for value in found if isinstance(value, int | float)]
+    return mean_and_spread(values)[0] if values else None
 
 
 def _texts(records: Sequence[Record]) -> list[str]:
     """The texts that the records were tested on."""
-    return sorted({str(r.options["text"]).split("@")[0] for r in records if "text" in r.options})
-
-
-def row_name(record: Record) -> str:
-    """The row of its sweep that a record belongs to, whatever its seed."""
-    return SEED.sub("", record.model.name)
+    return sorted({file_name(r.options["text"]) for r in records if "text" in r.options})
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
@@ -130,13 +191,14 @@ def _shown(record: Record) -> list[tuple[Column, Score]]:
 
 
 def _cell(records: Sequence[Record], column: Column) -> str:
-    values = [s.value for r in records for found, s in _shown(r) if found == column]
-    if not values:
-        return "-"
-    mean, spread = mean_and_spread(values)
-    if column.task == "lm":
-        return f"{mean:.4f}" + (f" ± {spread:.4f}" if len(values) > 1 else "")
-    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if len(values) > 1 else "")
+    """Mean and spread over the seeds; of one seed, the interval of its score."""
+    scores = [s for r in records for found, s in _shown(r) if found == column]
+    is_text = column.task == "lm"
+    if len(scores) < 2:
+        score = scores[0] if scores else None
+        return with_interval(score, ".4f") if is_text else percent(score)
+    mean, spread = mean_and_spread([score.value for score in scores])
+    return f"{mean:.4f} ± {spread:.4f}" if is_text else f"{100 * mean:.1f} ± {100 * spread:.1f}"
 
 
 def _published(sweep: str) -> str:

@@ -1,11 +1,15 @@
 """Targets of sweeps: language modelling beside the baselines, and the ablations."""
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record, Score
+from titans.evaluation.records import Record
+from titans.evaluation.report_cells import row_name
+from titans.evaluation.report_language import whole_windows
 from titans.evaluation.report_mqar import mean_accuracy
-from titans.evaluation.report_sweeps import mean_and_spread, row_name
+from titans.evaluation.report_sweeps import mean_and_spread
 from titans.evaluation.report_target_parts import (
     ABSENT,
     VARIANTS,
@@ -43,34 +47,56 @@ def language_targets(records: Sequence[Record]) -> list[Target]:
     return targets
 
 
+class _Bits(NamedTuple):
+    """Bits per byte of a row, and between which ends they lie."""
+
+    low: float
+    value: float
+    high: float
+
+
 def _language_target(text: str, records: Sequence[Record], baselines: Sequence[str]) -> Target:
     """The sweep's shortest length is the one it was trained at."""
-    shortest = min((s.length or 0 for r in records for s in _bits(r)), default=0)
-    shown, parts = [], []
+    shortest = min((s.length or 0 for r in records for s in whole_windows(r)), default=0)
+    shown, unsure = [], []
+    parts: list[bool | None] = []
     for length in (shortest, 8 * shortest):
-        values = {row: _mean_bits(records, row, length) for row in (*VARIANTS, *baselines)}
-        for variant in VARIANTS:
-            for baseline in baselines:
-                own, other = values[variant], values[baseline]
-                parts.append(None if own is None or other is None else own < other)
-        cells = {row: ABSENT if bits is None else f"{bits:.4f}" for row, bits in values.items()}
-        shown.append(f"at {format_length(length)} {named(cells)}")
+        place = f"at {format_length(length)}"
+        values = {row: _row_bits(records, row, length) for row in (*VARIANTS, *baselines)}
+        for variant, baseline in itertools.product(VARIANTS, baselines):
+            own, other = values[variant], values[baseline]
+            if own is None or other is None:
+                parts.append(None)
+                continue
+            parts.append(own.value < other.value)
+            if own.value < other.value and own.high >= other.low:
+                unsure.append(f"`{variant}` below `{baseline}` {place}")
+        cells = {
+            row: ABSENT if bits is None else f"{bits.value:.4f}" for row, bits in values.items()
+        }
+        shown.append(f"{place} {named(cells)}")
     result = verdict(parts)
+    if result == ABSENT:
+        return Target(text, "", result)
     rows = [row_name(record) for record in records]
     seeds = max(map(rows.count, rows), default=0)
     shown.append("one seed" if seeds == 1 else f"means over up to {seeds} seeds")
-    return Target(text, "" if result == ABSENT else "; ".join(shown), result)
+    if unsure:
+        shown.append(f"within the interval: {', '.join(unsure)}")
+        result += f", {len(unsure)} of the {parts.count(True)} within the interval"
+    return Target(text, "; ".join(shown), result)
 
 
-def _bits(record: Record) -> list[Score]:
-    """Bits per byte of whole windows."""
-    return [s for s in record.scores if s.metric == "bits_per_byte" and not s.detail]
-
-
-def _mean_bits(records: Sequence[Record], row: str, length: int) -> float | None:
+def _row_bits(records: Sequence[Record], row: str, length: int) -> _Bits | None:
+    """The interval of one seed's score, or mean and spread over several."""
     ours = [record for record in records if row_name(record) == row]
-    values = [s.value for record in ours for s in _bits(record) if s.length == length]
-    return mean_and_spread(values)[0] if values else None
+    scores = [s for record in ours for s in whole_windows(record) if s.length == length]
+    if not scores:
+        return None
+    if len(scores) == 1:
+        return _Bits(scores[0].low, scores[0].value, scores[0].high)
+    mean, spread = mean_and_spread([score.value for score in scores])
+    return _Bits(mean - spread, mean, mean + spread)
 
 
 def ablation_targets(records: Sequence[Record]) -> list[Target]:
@@ -121,7 +147,7 @@ def _text_values(records: Sequence[Record]) -> dict[str, list[float]]:
     """Per row of the ablation sweep and seed, bits per byte at the training length."""
     values: dict[str, list[float]] = {}
     for record in records:
-        if record.sweep == "ablation" and (scores := _bits(record)):
+        if record.sweep == "ablation" and (scores := whole_windows(record)):
             shortest = min(scores, key=lambda score: score.length or 0)
             values.setdefault(row_name(record), []).append(shortest.value)
     return values

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from titans.evaluation import paper
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score, Value
-from titans.evaluation.report_cells import by_model, lengths_of
+from titans.evaluation.report_cells import between, by_model, lengths_of, with_interval
 from titans.evaluation.report_tables import table
 
 
@@ -19,9 +19,11 @@ def throughput_section(records: Sequence[Record]) -> str:
             cells = [_cell(ours, n, phase, depth) for n in lengths]
             rows.append([name, str(phase), "own" if depth is None else str(depth), *cells])
     head = ["tokens/s", "phase", "memory depth", *map(format_length, lengths)]
+    samples = sorted({score.samples for score in _speeds(records)})
     note = (
-        "On one thread; in brackets the memory's share of the time, against the same model without "
-        "its memories.\n\n"
+        f"On one thread, means of {between(samples)} repetitions with their 95 % intervals (normal "
+        "ones, which are too narrow for so few repetitions); in round brackets the memory's share "
+        "of the time, against the same model without its memories.\n\n"
     )
     return note + table(head, rows) + "\n" + _published()
 
@@ -36,7 +38,8 @@ def _cell(records: Sequence[Record], length: int, phase: Value, depth: Value) ->
         speed = record.find("tokens_per_second", length, phase=phase, depth=depth)
         share = record.find("memory_share", length, phase=phase, depth=depth)
         if speed is not None:
-            return f"{speed.value:.0f}" + ("" if share is None else f" ({100 * share.value:.0f} %)")
+            in_memory = "" if share is None else f" ({100 * share.value:.0f} %)"
+            return with_interval(speed, ".0f") + in_memory
     return "-"
 
 

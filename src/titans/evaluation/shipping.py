@@ -22,14 +22,10 @@ import yaml
 from titans.data.tasks.needle_words import needle_tokenizer
 from titans.errors import DataError, TitansError
 from titans.evaluation.records import Record
-from titans.evaluation.shipped_card import (
-    CONFIG_NAME,
-    PROVENANCE_NAME,
-    describe_checkpoint,
-    read_stage,
-)
+from titans.evaluation.shipped_card import PROVENANCE_NAME, describe_checkpoint
 from titans.evaluation.subject import ModelSubject, weights_digest
 from titans.evaluation.training_log import LOG_NAME
+from titans.evaluation.training_stages import CONFIG_NAME, read_stage
 
 MAX_BYTES = 8_000_000
 """No file of a shipped checkpoint may be larger."""

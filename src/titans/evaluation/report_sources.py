@@ -1,0 +1,105 @@
+"""What the results page reads beside the records: sweep files and shipped checkpoints."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from titans.errors import ConfigError
+from titans.evaluation.records import Record, load_records
+from titans.evaluation.report_cells import plain_row, row_name
+from titans.evaluation.sweep import Job, Row
+from titans.evaluation.training_log import add_up
+from titans.evaluation.training_stages import CONFIG_NAME, read_stages
+from titans.training.config import RunConfig
+from titans.training.config_file import load_config
+
+VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+class Training(NamedTuple):
+    """What the training of a shipped checkpoint took, all its stages together."""
+
+    stages: int
+    steps: int
+    tokens: int
+    minutes: float
+    longest: int
+    """Tokens of the longest text it was trained on."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of a repository; without a root, nothing is known beyond the records."""
+
+    root: Path | None = None
+
+    def training(self, record: Record) -> Training | None:
+        """What the record's model was trained with; None unless the same weights are shipped."""
+        folder = self.checkpoint(record.model.name)
+        if folder is None or not (folder / CONFIG_NAME).is_file():
+            return None
+        if record.model.digest not in {r.model.digest for r in load_records(folder / "records")}:
+            return None
+        stages = read_stages(folder)
+        total = add_up([stage.trained for stage in stages])
+        longest = max(stage.longest for stage in stages)
+        return Training(len(stages), total.steps, total.tokens, total.seconds / 60, longest)
+
+    def checkpoint(self, model: str) -> Path | None:
+        """The folder in which a model is shipped."""
+        folder = self.root and self.root / "checkpoints" / model
+        return folder if folder and folder.is_dir() else None
+
+    def variables(self, command: str) -> list[str]:
+        """The environment variables that a sweep's file needs."""
+        file = self._sweep_file(command)
+        text = "" if file is None else file.read_text(encoding="utf-8")
+        return list(dict.fromkeys(VARIABLE.findall(text)))
+
+    def planned_tokens(self, record: Record) -> int | None:
+        """Steps x sequences x length of a sweep's row, by its files and command.
+
+        None where lengths vary, where a number is a variable, or without such a row.
+        """
+        file = self._sweep_file(record.command)
+        if file is None:
+            return None
+        # Braces are not valid YAML everywhere: a variable is read as a word, its own name.
+        tree = yaml.safe_load(VARIABLE.sub(r"\1", file.read_text(encoding="utf-8")))
+        row = _find_row(tree, row_name(record))
+        if row is None:
+            return None
+        given = re.findall(r"--set (\S+)", record.command)
+        settings = [*tree.get("set", []), *given, *row.get("set", [])]
+        try:
+            return _tokens(load_config(file.parent / tree["base"], settings))
+        except ConfigError:
+            return None
+
+    def _sweep_file(self, command: str) -> Path | None:
+        named = re.match(r"titans sweep (\S+)", command)
+        file = self.root and named and self.root / named[1]
+        return file if file and file.is_file() else None
+
+
+def _find_row(tree: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The row of a sweep's file by its name in a record, which is that of its job's folder."""
+    for row in tree["rows"]:
+        job = Job(row=Row(name=row["name"]), seed=0, settings=())
+        if plain_row(job.name) == name:
+            return row
+    return None
+
+
+def _tokens(config: RunConfig) -> int | None:
+    """Tokens that the whole run reads, where each of its sequences has the same length."""
+    if config.data.mixture:
+        return None
+    is_text = config.data.source == "text"
+    length = config.data.sequence_len if is_text else config.data.task.get("length")
+    if not isinstance(length, int | float):
+        return None
+    return config.train.steps * config.train.batch_size * int(length)

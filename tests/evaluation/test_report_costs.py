@@ -1,0 +1,153 @@
+"""What a training took, where the page knows it from, and what its commands need."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from evaluation.report_records import named, record, rows_of
+from titans.evaluation.records import Record, accuracy_score, mean_score
+from titans.evaluation.report import render
+from titans.evaluation.report_provenance import provenance_section
+from titans.evaluation.report_sources import Sources, Training
+
+BASE = """
+data: {source: mqar, task: {length: 32}}
+train: {steps: 100, batch_size: 8, warmup_steps: 5}
+"""
+SWEEP = """
+name: small-${DEGREE}
+base: base.yaml
+set: ["data.path=${TRAIN}", train.steps=50]
+rows:
+  - name: LMM
+  - {name: LMM of depth 3, set: [train.batch_size=4]}
+  - {name: mixed, set: ["data.mixture=[{length: 16}, {length: 8}]"]}
+evaluations: [{task: permutations, options: {degree: ${DEGREE}}}]
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "base.yaml").write_text(BASE)
+    (tmp_path / "sweeps" / "small.yaml").write_text(SWEEP)
+    return tmp_path
+
+
+def swept(row: str, command: str = "titans sweep sweeps/small.yaml", **settings: object) -> Record:
+    score = accuracy_score([1.0] * 4, length=64, detail={"pairs": 4})
+    found = named(record("mqar", [score]), f"{row}-seed0", **settings)
+    return dataclasses.replace(found, sweep="recall", command=command)
+
+
+@pytest.mark.parametrize(
+    ("row", "given", "expected"),
+    [
+        ("lmm", "", 50 * 8 * 32),
+        ("lmm-of-depth-3", "", 50 * 4 * 32),
+        ("lmm", " --set train.steps=10 --set log.every=1", 10 * 8 * 32),
+        ("mixed", "", None),
+        ("lmm", " --set train.steps=STEPS", None),
+        ("gone", "", None),
+    ],
+)
+def test_tokens_that_no_record_has_are_those_of_the_sweeps_file(
+    root: Path, row: str, given: str, expected: int | None
+) -> None:
+    found = swept(row, f"titans sweep sweeps/small.yaml{given}")
+    assert Sources(root).planned_tokens(found) == expected
+    assert Sources().planned_tokens(found) is None, "nothing is known without the files"
+    assert Sources(root).planned_tokens(swept(row, "titans sweep sweeps/gone.yaml")) is None
+
+
+def test_text_counts_its_windows(root: Path) -> None:
+    (root / "sweeps" / "base.yaml").write_text(
+        "data: {sequence_len: 256}\ntrain: {batch_size: 2, warmup_steps: 5}\n"
+    )
+    assert Sources(root).planned_tokens(swept("lmm")) == 50 * 2 * 256
+
+
+def test_a_sweep_tells_planned_tokens_from_recorded_ones(root: Path) -> None:
+    recorded = {"trained_tokens": 1_000, "trained_seconds": 90.0}
+    page = render([swept("lmm"), swept("mixed", **recorded), swept("gone")], sources=Sources(root))
+    table = page.partition("## Sweep")[2]
+    assert {row[0]: row[3:5] for row in rows_of(table)} == {
+        "`lmm`": ["12,800 (planned)", "not recorded"],
+        "`mixed`": ["1,000", "1.5"],
+        "`gone`": ["not recorded", "not recorded"],
+    }
+    assert "marked as planned are not in the records" in table
+    assert "Testing took 6 s in all." in table
+    assert "Accuracy in per cent, of 4 samples for each seed." in table
+    assert "planned" not in render([swept("lmm", **recorded)]).partition("## Sweep")[2]
+
+
+def test_a_sweep_names_the_variables_that_its_file_needs(root: Path) -> None:
+    page = render([swept("lmm")], sources=Sources(root))
+    assert (
+        "The sweep's file needs DEGREE and TRAIN in the environment: "
+        "`DEGREE=... TRAIN=... titans sweep sweeps/small.yaml`." in page
+    )
+    (root / "sweeps" / "small.yaml").write_text(re.sub(r"\$\{\w+\}", "x", SWEEP))
+    assert "in the environment" not in render([swept("lmm")], sources=Sources(root))
+
+
+def test_deep_rows_are_said_to_differ_in_more_than_depth() -> None:
+    shallow = swept("full", memory_depth=2, memory_init="learned", memory_rule="titans")
+    deep = swept("depth-3", memory_depth=3, memory_init="random", memory_rule="titans")
+    page = render([shallow, deep])
+    assert "first weights are random and fixed (`memory_init`; learned in the other rows)" in page
+    assert "half as long for each layer beyond the second" in page
+    assert "differ from the others in more than depth" not in render([shallow])
+
+
+def ship(root: Path, name: str, found: Record) -> None:
+    """A checkpoint of two stages; the second was stopped before its last length."""
+    folder = root / "checkpoints" / name
+    stages = {
+        folder / "stage-1": ("{length: 128}", [(10, 1_000, 60.0)]),
+        folder: (
+            "{length: 512}, {length: 2048, from_step: 90}",
+            [(20, 1, 30.0), (40, 3_000, 90.0)],
+        ),
+    }
+    for stage, (mixture, lines) in stages.items():
+        stage.mkdir(parents=True, exist_ok=True)
+        (stage / "config.yaml").write_text(f"data: {{source: niah, mixture: [{mixture}]}}")
+        (stage / "log.jsonl").write_text(
+            "".join(
+                json.dumps({"kind": "train", "step": step, "tokens": tokens, "seconds": seconds})
+                + "\n"
+                for step, tokens, seconds in lines
+            )
+        )
+    found.save(folder / "records" / "s-niah.json")
+
+
+def test_the_cost_of_a_shipped_checkpoint_is_read_from_its_logs(tmp_path: Path) -> None:
+    score = mean_score([1.0], "accuracy", length=64)
+    ours, other = record("s-niah", [score]), named(record("s-niah", [score]), "other")
+    ship(tmp_path, "stand-in", ours)
+    sources = Sources(tmp_path)
+    assert sources.training(ours) == Training(2, 50, 4_000, 3.0, 512)
+    section = provenance_section([ours, other], sources)
+    assert rows_of(section.partition("How these")[0]) == [
+        ["`stand-in`", "2", "50", "4,000", "3", "512"],
+        ["`other`", "-", "-", "-", "-", "-"],
+    ]
+    assert "(`-`: the model is not shipped)" in section
+    retrained = dataclasses.replace(ours, model=dataclasses.replace(ours.model, digest="new"))
+    assert sources.training(retrained) is None, "other weights than those that are shipped"
+    assert "What the training" not in provenance_section([other], sources)
+
+
+def test_it_is_said_where_a_model_without_a_folder_is(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "a").mkdir(parents=True)
+    commands = ["--model a --seed 1", "--model b", "--model checkpoints/c", ""]
+    records = [dataclasses.replace(record("lm", []), command=command) for command in commands]
+    section = provenance_section(records, Sources(tmp_path))
+    assert "names without a folder are in `checkpoints/`: `a`. Not shipped: `b` (" in section
+    assert "shipped" not in provenance_section(records[2:], Sources(tmp_path))
