@@ -10,16 +10,15 @@ from titans.errors import ConfigError
 from titans.evaluation.records import Record, accuracy_score
 from titans.evaluation.registry import build_task, convert_options
 from titans.evaluation.sweep import (
-    Evaluation,
     Job,
     JobFailedError,
-    load_sweep,
     match_size,
     plan_jobs,
     publish,
     run_sweep,
     summarise,
 )
+from titans.evaluation.sweep_file import Evaluation, load_sweep
 from titans.training.diagnosis import NonFiniteLoss
 from titans.training.trainer import Trainer
 from training.runs import write_corpus
@@ -181,11 +180,31 @@ def test_the_table_has_mean_and_spread_over_seeds(tmp_path: Path) -> None:
         (("no conv", "full"), "distinct names"),
         (("budget_minutes", "budget"), "budget"),
         (("name: tiny", "name: ["), "not valid YAML"),
+        (("name: tiny", "name: 3"), "name must be of type str, got 3"),
+        (("seeds: [0, 1]", "seeds: 3"), "seeds must be a list, got 3"),
+        (("seeds: [0, 1]", "seeds: []"), "at least one row and one seed"),
+        (("seeds: [0, 1]", "seeds: [1, 1]"), "seeds must be distinct, got 1, 1"),
+        (("seeds: [0, 1]", "seeds: [0, -1]"), "seeds cannot be negative, got -1"),
+        (("minutes: 10", "minutes: long"), "budget_minutes must be of type float, got 'long'"),
+        (("- name: full", "- full"), r"rows\[0\] must be written {name: \.\.\.}, got 'full'"),
+        (("- name: full", "- set: []"), r"rows\[0\] lacks 'name'"),
+        (("set: [model.memory_conv_kernel=0]", "set: a=0"), r"rows\[1\]\.set must be a list"),
+        (("    set:", "    sets:"), r"unknown key rows\[1\]\.sets; did you mean rows\[1\]\.set"),
+        (("no conv", "FULL"), r"distinct names \(of folders\), got full, full"),
+        (("- task: needle", "- tsk: needle"), r"evaluations\[0\] lacks 'task'"),
+        (("{lengths: [32], samples: 4}", "[32]"), "options must be a mapping"),
+        (("- task: needle", "- task: needle\n  - task: needle"), "evaluations need distinct names"),
     ],
 )
 def test_malformed_sweeps_are_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_sweep(write(tmp_path, FILE.replace(*change)))
+
+
+def test_options_stay_as_they_are_written(tmp_path: Path) -> None:
+    """A text may be called 2024: that is no number."""
+    sweep = load_sweep(write(tmp_path, FILE.replace("samples: 4", 'text: "2024", samples: 4')))
+    assert sweep.evaluations[0].options == {"lengths": [32], "text": "2024", "samples": 4}
 
 
 def test_sizes_are_matched_within_the_tolerance() -> None:
@@ -244,6 +263,65 @@ def test_a_training_that_diverges_does_not_end_the_sweep(
     said = capsys.readouterr().err
     assert "full-seed0 failed, the sweep goes on: 5 steps in a row" in said and "more" not in said
     assert "4 of 4 jobs failed: full-seed0, no-conv-seed0, full-seed1, no-conv-seed1" in said
+
+
+@pytest.mark.parametrize("also", [[], ["--plan"]])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("task: needle", "task: nothing"), "evaluation 'nothing': no benchmark named 'nothing'"),
+        (("samples: 4", "foo: 1"), "evaluation 'needle': --foo means nothing to needle"),
+        (("samples: 4", "samples: few"), "evaluation 'needle': samples must be of type int"),
+        (("task: needle", "task: locomo"), "evaluation 'locomo': locomo measures a text memory"),
+        (
+            (
+                "needle\n    options: {lengths: [64], samples: 4}",
+                "lm\n    options: {text: none.txt}",
+            ),
+            "evaluation 'lm': --text none.txt: no such file or folder",
+        ),
+        (
+            ("samples: 4}", "samples: 4}\n    settings: {write_treshold: 0.1}"),
+            "settings of evaluation 'needle': the model's configuration has no 'write_treshold'",
+        ),
+        (("model.memory_conv_kernel=0", "nonsense=3"), "row 'no conv': unknown key nonsense"),
+        (("memory_conv_kernel=0", "memory_depth=0"), "row 'no conv': model section: memory_depth"),
+        (("base: base.yaml", "base: none.yaml"), "none.yaml: no such configuration file"),
+    ],
+)
+def test_every_row_and_evaluation_is_checked_before_anything_trains(
+    change: tuple[str, str],
+    message: str,
+    also: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Trainer, "fit", lambda trainer: pytest.fail("it began to train"))
+    (tmp_path / "base.yaml").write_text(BASE)
+    readable = FILE.replace("lengths: [32]", "lengths: [64]")
+    assert change[0] in readable
+    path, out = write(tmp_path, readable.replace(*change)), tmp_path / "out"
+    assert main(["sweep", str(path), "--out", str(out), *also]) == 1
+    said = capsys.readouterr()
+    assert message in said.err and len(said.err.splitlines()) == 1 and not said.out
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("flag", ["--out", "--records"])
+def test_a_sweep_needs_folders_that_can_be_written(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    path = write(tmp_path, FILE.replace("lengths: [32]", "lengths: [64]"))
+    assert main(["sweep", str(path), "--plan", flag, str(path)]) == 1
+    assert f"{flag}: {path} is a file, not a folder" in capsys.readouterr().err
+
+
+def test_no_line_of_the_help_runs_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sweep", "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
 
 
 FILES = sorted((Path(__file__).parents[2] / "sweeps").glob("*.yaml"))

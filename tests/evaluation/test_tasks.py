@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from evaluation.subjects import CARD, Scripted, last_value, needle_in_text, needle_in_tokens
+from titans.data.tasks.babilong import BabilongTask
 from titans.data.tasks.permutations import composition_table
 from titans.errors import ConfigError, DataError
 from titans.evaluation.babilong import Babilong
@@ -203,6 +204,25 @@ def test_babilong_oracle_constant_and_room(babi: Path, haystack: Path) -> None:
             Babilong(lengths=(1_024,), samples=31, tasks=("qa1",), babi=babi, background=haystack),
             subject,
         )
+
+
+def test_babilong_tokenizes_its_questions_once_for_each_model_and_length(
+    babi: Path, haystack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def usable(task: BabilongTask, length: int) -> list[int]:
+        asked.append(length)
+        return list(range(len(task.questions)))
+
+    monkeypatch.setattr(BabilongTask, "usable", usable)
+    lengths = (1_024, 2_048)
+    task = Babilong(lengths=lengths, samples=4, tasks=("qa1",), babi=babi, background=haystack)
+    for subject in (Scripted(), Scripted()):
+        for cell in task.cells():
+            for sample in range(4):
+                task.measure(subject, cell, 1, [sample])
+    assert asked == [1_024, 2_048] * 2
 
 
 def test_babilong_needs_its_files(babi: Path, haystack: Path, tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"tasks:\n{lines}\n\n{EXAMPLES}"
     parser.add_argument("task", choices=list(TASKS), metavar="TASK", help="one of the tasks below")
     parser.add_argument("--model", type=Path, help="checkpoint folder")
-    parser.add_argument("--seed", type=int, default=42, help="seed of the samples (42)")
+    parser.add_argument("--seed", type=_seed, default=42, help="seed of the samples (42)")
     parser.add_argument("--json", type=Path, help="write the record here; - prints it")
     parser.add_argument(
-        "--figure", type=Path, help="draw a depth x length map (.png), with --depths"
+        "--figure", type=Path, help="draw a depth x length map (.png, .pdf), with --depths"
     )
     parser.add_argument("--window", type=_count, default=2_048, help="tokens read at a time (2048)")
     parser.add_argument(
@@ -95,18 +95,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build the task, run it, print or write what came out."""
     from titans.errors import ConfigError
+    from titans.evaluation.preflight import check_data
     from titans.evaluation.registry import build_task
     from titans.evaluation.runner import run_task
     from titans.evaluation.subject import ModelSubject
 
     options = {k: v for k, v in vars(args).items() if k not in SHARED and v is not None}
     task = build_task(args.task, options)
+    if args.task != "locomo" and args.model is None:
+        raise ConfigError(f"{args.task} measures a model: give --model PATH")
+    _check_outputs(args)
+    check_data(task)
     if args.task == "locomo":
         return _run_locomo(task, args)
-    if args.model is None:
-        raise ConfigError(f"{args.task} measures a model: give --model PATH")
-    if args.figure and not options.get("depths"):
-        raise ConfigError("--figure draws accuracy by depth and length: give --depths, e.g. 11")
     settings = dict(_setting(text) for text in args.set)
     subject = ModelSubject.load(args.model, window=args.window, settings=settings)
     path = None if args.json is None or str(args.json) == "-" else args.json
@@ -128,6 +129,24 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_table(record)
     return 0
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Refuse a record or figure that could not be written, before hours are spent on it."""
+    from titans.errors import ConfigError
+    from titans.evaluation.preflight import check_file
+
+    if args.json is not None and str(args.json) != "-":
+        check_file(args.json, "--json")
+    if args.figure is None:
+        return
+    from titans.evaluation.heatmap import SUFFIXES
+
+    if not args.depths:
+        raise ConfigError("--figure draws accuracy by depth and length: give --depths, e.g. 11")
+    if args.figure.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--figure {args.figure}: its name must end in {' or '.join(SUFFIXES)}")
+    check_file(args.figure, "--figure")
 
 
 def _run_locomo(task: object, args: argparse.Namespace) -> int:
@@ -244,10 +263,14 @@ def _lengths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1; got {text!r}")
+def _count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"a whole number of at least {least}; got {text!r}")
     return int(text)
+
+
+def _seed(text: str) -> int:
+    return _count(text, least=0)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -255,4 +278,4 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    return tuple(_count(part.strip()) for part in text.split(","))

@@ -3,18 +3,22 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from titans.evaluation.records import Record
-    from titans.evaluation.sweep import Entry, Evaluation, Job, Sweep
+    from titans.evaluation.sweep import Entry, Job
+    from titans.evaluation.sweep_file import Evaluation, Sweep
+    from titans.models import TitansForCausalLM
 
 EXAMPLES = """examples:
   titans sweep sweeps/recall.yaml --out runs/recall
   titans sweep sweeps/recall.yaml --out runs/recall --plan
-  TRAIN=train.txt TEST=test.txt titans sweep sweeps/language.yaml --out runs/language \
+  TRAIN=train.txt TEST=test.txt titans sweep sweeps/language.yaml --out runs/language \\
       --records results/language
 
 Start it again to go on: finished rows are kept, a row that was stopped resumes from its checkpoint.
@@ -37,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     """Plan, run what is missing, print the table."""
     import dataclasses
 
-    from titans.evaluation.sweep import load_sweep, plan_jobs, publish, run_sweep, summarise
+    from titans.evaluation.preflight import check_folder
+    from titans.evaluation.sweep import plan_jobs, publish, run_sweep, summarise
+    from titans.evaluation.sweep_file import load_sweep
 
     sweep = load_sweep(args.file)
     sweep = dataclasses.replace(sweep, set=(*sweep.set, *args.set))
@@ -45,6 +51,11 @@ def run(args: argparse.Namespace) -> int:
         sweep = dataclasses.replace(sweep, budget_minutes=args.budget_minutes)
     base = args.file.parent / sweep.base
     out = args.out or Path("runs") / sweep.name
+    _check_evaluations(sweep)
+    _check_rows(sweep, base)
+    check_folder(out, "--out")
+    if args.records:
+        check_folder(args.records, "--records")
     jobs = plan_jobs(sweep, _match_rows(sweep, base))
     if args.plan:
         for job in jobs:
@@ -103,6 +114,42 @@ def _evaluate(job: "Job", evaluation: "Evaluation", folder: Path, file: Path) ->
     )
 
 
+def _check_evaluations(sweep: "Sweep") -> None:
+    """Build every benchmark and look for its data: they are needed only when a row has trained."""
+    from titans.errors import ConfigError
+    from titans.evaluation.preflight import check_data
+    from titans.evaluation.registry import build_task, convert_options
+
+    for evaluation in sweep.evaluations:
+        with _named(f"evaluation {evaluation.record_name!r}"):
+            if evaluation.task == "locomo":
+                raise ConfigError("locomo measures a text memory, no row: use `titans eval locomo`")
+            check_data(build_task(evaluation.task, convert_options(evaluation.options)))
+
+
+def _check_rows(sweep: "Sweep", base: Path) -> None:
+    """Build every row's run as far as is possible without weights, before the first one trains."""
+    from titans.evaluation.subject import with_settings
+
+    for row in sweep.rows:
+        with _named(f"row {row.name!r}"):
+            model = _build_model(base, [*sweep.set, *row.set])
+            for evaluation in sweep.evaluations:
+                with _named(f"settings of evaluation {evaluation.record_name!r}"):
+                    with_settings(model.config, evaluation.settings)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Put what is wrong in front of what is wrong with it."""
+    from titans.errors import ConfigError
+
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
 def _match_rows(sweep: "Sweep", base: Path) -> dict[str, str]:
     """Per row, the setting that gives it as many parameters as the first row."""
     from titans.evaluation.sweep import match_size
@@ -116,24 +163,34 @@ def _match_rows(sweep: "Sweep", base: Path) -> dict[str, str]:
         def count(size: int, settings: tuple[str, ...] = row.set) -> int:
             return _count(base, [*sweep.set, *settings, f"{sweep.match_parameters}={size}"])
 
-        sized[row.name] = f"{sweep.match_parameters}={match_size(count, target, sweep.tolerance)}"
+        with _named(f"row {row.name!r}"):
+            size = match_size(count, target, sweep.tolerance)
+        sized[row.name] = f"{sweep.match_parameters}={size}"
     return sized
 
 
 def _count(base: Path, settings: list[str]) -> int:
     """Parameters of a run's model, without making it."""
+    return sum(p.numel() for p in _build_model(base, settings).parameters())
+
+
+def _build_model(base: Path, settings: list[str]) -> "TitansForCausalLM":
+    """A run's model without its weights; a run that could not begin to train is refused."""
     import torch
 
     from titans.data.streams import load_data
-    from titans.models import TitansForCausalLM
-    from titans.training.build import model_config
+    from titans.training.build import build_model, take_weights
     from titans.training.config_file import load_config
+    from titans.training.stages import check_stages
 
     config = load_config(base, settings)
     data = load_data(config.data, batch_size=config.train.batch_size, seed=config.seed)
-    built = model_config(config.model, vocab_size=data.vocab_size, tokenizer=data.tokenizer)
+    if config.start_from is not None:
+        take_weights(build_model(config, data), Path(config.start_from))
     with torch.device("meta"):
-        return sum(p.numel() for p in TitansForCausalLM(built).parameters())
+        model = build_model(config, data)
+    check_stages(config.train, model)
+    return model
 
 
 def _print_table(entries: list["Entry"]) -> None:

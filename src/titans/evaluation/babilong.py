@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class Babilong:
         subject.check_length(cell.length)
         name = str(cell.detail["task"])
         task = self._task(subject, name)
-        order = self._order(task, cell, seed)
+        order = self._order(subject, task, cell, seed)
         drawn = [
             task.sample(cell.rng(seed, sample), cell.length, order[sample]) for sample in samples
         ]
@@ -120,16 +121,28 @@ class Babilong:
             encode=encode,
         )
 
-    def _order(self, task: BabilongTask, cell: Cell, seed: int) -> list[int]:
+    def _order(self, subject: Subject, task: BabilongTask, cell: Cell, seed: int) -> list[int]:
         """Which question each sample asks: those that fit, shuffled."""
         assert cell.length is not None, "every cell of this task has a length"
-        usable = task.usable(cell.length)
+        known = self._usable.setdefault(subject, {})
+        place = (str(cell.detail["task"]), cell.length)
+        if place not in known:
+            known[place] = task.usable(cell.length)
+        usable = known[place]
         if len(usable) < cell.samples:
             raise DataError(
                 f"{cell.detail['task']} has {len(usable)} questions whose facts fit in "
                 f"{cell.length} tokens, fewer than the {cell.samples} samples asked for"
             )
         return np.random.default_rng([seed, cell.length]).permutation(usable).tolist()
+
+    @cached_property
+    def _usable(self) -> WeakKeyDictionary[Subject, dict[tuple[str, int], list[int]]]:
+        """Questions that fit, by task and length: to know them, all facts must be tokenized.
+
+        Kept apart for each subject, whose tokens decide, and only as long as it lives.
+        """
+        return WeakKeyDictionary()
 
     @cached_property
     def _books(self) -> list[str]:

@@ -20,8 +20,6 @@ from titans.data.tasks.records import IGNORE, TokenBatch
 from titans.evaluation.lengths import format_length
 from titans.evaluation.subject import ModelSubject
 
-READ_WINDOW = 2_048
-
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -85,7 +83,7 @@ def run_demo(
     task = NeedleTask(length=length, num_needles=num_needles, distractors=distractors)
     batch = task.batch(np.random.default_rng(seed), 1)
     words = needle_words()
-    subjects = [ModelSubject.load(path, window=READ_WINDOW) for path in checkpoints]
+    subjects = [ModelSubject.load(path) for path in checkpoints]
     given: dict[str, list[str]] = {}
     readers = []
     total = length * len(subjects)

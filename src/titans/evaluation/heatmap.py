@@ -10,6 +10,9 @@ from titans.errors import DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
 
+SUFFIXES = (".png", ".pdf")
+"""What a map can be drawn as."""
+
 
 def depth_scores(record: Record) -> list[Score]:
     """The accuracies that have both a depth and a length."""

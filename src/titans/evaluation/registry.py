@@ -7,6 +7,7 @@ from pathlib import Path
 
 from titans.errors import ConfigError
 from titans.evaluation.lengths import parse_length
+from titans.training.config_file import build
 
 TASKS: dict[str, tuple[str, str]] = {
     "s-niah": ("titans.evaluation.s_niah:SNiah", "needles in a haystack of text (pk, n, w)"),
@@ -25,6 +26,8 @@ TASKS: dict[str, tuple[str, str]] = {
 
 PATH_OPTIONS = ("data", "haystack", "words", "babi", "background", "text")
 """Options that name a file or a folder."""
+LEAST = {"samples": 1, "depths": 1, "tail_bytes": 1, "answer_tokens": 1}
+"""Smallest value of options that count something; a task's own default may be smaller."""
 
 
 def load_task(name: str) -> type:
@@ -36,7 +39,7 @@ def load_task(name: str) -> type:
 
 
 def build_task(name: str, options: Mapping[str, object]) -> object:
-    """A task with the given options; those it does not have are refused by name."""
+    """A task with the given options; unknown ones and values that cannot be meant are refused."""
     kind = load_task(name)
     known = {field.name for field in dataclasses.fields(kind)}
     for option in options:
@@ -49,7 +52,22 @@ def build_task(name: str, options: Mapping[str, object]) -> object:
         is_needed = field.default is dataclasses.MISSING
         if is_needed and field.default_factory is dataclasses.MISSING and field.name not in options:
             raise ConfigError(f"{name} needs --{field.name.replace('_', '-')}")
-    return kind(**options)
+        if field.name in options and options[field.name] != field.default:
+            _check_value(field.name, options[field.name])
+    return build(kind, options)
+
+
+def _check_value(option: str, value: object) -> None:
+    """Refuse a list that is empty or names something twice, and a count that is too small."""
+    flag = f"--{option.replace('_', '-')}"
+    if isinstance(value, tuple):
+        twice = [part for part in dict.fromkeys(value) if value.count(part) > 1]
+        if twice:
+            raise ConfigError(f"{flag} names {twice[0]!r} more than once: it would be scored twice")
+        if not value:
+            raise ConfigError(f"{flag} is an empty list: name something, or leave it out")
+    if option in LEAST and isinstance(value, int) and value < LEAST[option]:
+        raise ConfigError(f"{flag} must be at least {LEAST[option]}, got {value}")
 
 
 def convert_options(options: Mapping[str, object]) -> dict[str, object]:
@@ -58,7 +76,7 @@ def convert_options(options: Mapping[str, object]) -> dict[str, object]:
     for name, value in options.items():
         if name == "lengths":
             parts = value if isinstance(value, list) else str(value).split(",")
-            converted[name] = tuple(parse_length(str(part)) for part in parts)
+            converted[name] = tuple(_length(part) for part in parts)
         elif isinstance(value, list):
             converted[name] = tuple(value)
         elif name in PATH_OPTIONS and value is not None:
@@ -66,3 +84,10 @@ def convert_options(options: Mapping[str, object]) -> dict[str, object]:
         else:
             converted[name] = value
     return converted
+
+
+def _length(value: object) -> int:
+    try:
+        return parse_length(str(value))
+    except ValueError as error:
+        raise ConfigError(f"lengths: {error}") from None

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from titans.data.tasks.records import IntArray
 from titans.data.tokenizer import count_bytes, encode_document
-from titans.errors import CheckpointError, ConfigError, DataError
+from titans.errors import CheckpointError, ConfigError, DataError, TitansError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import ModelCard
 from titans.models import TitansCache, TitansConfig, TitansForCausalLM
@@ -115,14 +115,10 @@ class ModelSubject:
         folder = Path(path)
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} is no checkpoint: it has no config.json")
-        config = TitansConfig.from_pretrained(folder)
-        if settings:
-            for field, value in settings.items():
-                _check_setting(field, value)
-            config = TitansConfig.from_dict({**config.to_dict(), **settings})
+        config = with_settings(_read_config(folder), settings or {})
         model = TitansForCausalLM.from_pretrained(folder, config=config)
         has_tokenizer = (folder / "tokenizer.json").is_file()
-        tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
+        tokenizer = _read_tokenizer(folder) if has_tokenizer else None
         return cls(model, tokenizer, name=folder.resolve().name, window=window)
 
     @property
@@ -282,6 +278,36 @@ def weights_digest(model: nn.Module) -> str:
 
 
 _NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "auto_map", "model_type")
+
+
+def with_settings(config: TitansConfig, settings: dict[str, object]) -> TitansConfig:
+    """The configuration with some fields changed for inference; wrong ones are refused."""
+    if not settings:
+        return config
+    for field, value in settings.items():
+        _check_setting(field, value)
+    return TitansConfig.from_dict({**config.to_dict(), **settings})
+
+
+def _read_config(folder: Path) -> TitansConfig:
+    try:
+        return TitansConfig.from_pretrained(folder)
+    except TitansError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is no configuration of a model ({error}): copy the "
+            "checkpoint again"
+        ) from error
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # `tokenizers` raises plain `Exception`s
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} is no tokenizer ({error}): copy the checkpoint again"
+        ) from error
 
 
 def _check_setting(field: str, value: object) -> None:

@@ -1,26 +1,23 @@
 """Declared sweeps: a table of runs, trained and evaluated row by row under a time budget.
 
-A sweep file names a base configuration, the rows (what each changes), seeds and evaluations. All
-rows run with the first seed before any runs with the second, in the order of the file, so the most
-valuable numbers come first. What is finished is never done again; a run that was stopped goes on.
-Training itself is handed in: this module knows plans, budgets and tables.
+All rows run with the first seed before any runs with the second, in the order of the file, so the
+most valuable numbers come first. What is finished is never done again; a run that was stopped goes
+on. Training itself is handed in: this module knows plans, budgets and tables; `sweep_file` knows
+what is declared.
 """
 
 import dataclasses
 import json
 import math
-import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from titans.errors import ConfigError, TitansError
 from titans.evaluation.records import Record
+from titans.evaluation.sweep_file import Evaluation, Row, Sweep
 from titans.evaluation.training_log import LOG_NAME, read_training
 
 DONE = "done.json"
@@ -29,49 +26,6 @@ BEGUN = "begun.json"
 """Written in a job's folder when it is begun, and when it stops: its settings, the time it took."""
 NOT_RESULTS = ("log.", "checkpoint.", "out=")
 """Settings that may change between two calls without changing a number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of the table."""
-
-    name: str
-    set: tuple[str, ...] = ()
-    """Settings of the run on top of the base: `model.memory_depth=1`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """A benchmark that every finished run goes through."""
-
-    task: str
-    options: dict[str, object] = field(default_factory=dict)
-    """Options of the task, as in `titans eval`."""
-    name: str = ""
-    """Name of the record; the task's when empty."""
-    settings: dict[str, object] = field(default_factory=dict)
-    """Fields of the model's configuration to change for inference."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """A whole sweep."""
-
-    name: str
-    base: str
-    """Configuration of a run, relative to the sweep file."""
-    rows: tuple[Row, ...]
-    evaluations: tuple[Evaluation, ...]
-    seeds: tuple[int, ...] = (0,)
-    set: tuple[str, ...] = ()
-    """Settings that all rows share, on top of the base."""
-    budget_minutes: float = 60.0
-    """No job is begun that would probably end after this much time, over all calls."""
-    match_parameters: str = ""
-    """A setting such as model.intermediate_size that is changed until every row has the first
-    row's number of parameters; empty: rows are taken as they are."""
-    tolerance: float = 0.03
-    """How far a row's number of parameters may be from the first row's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +39,7 @@ class Job:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        plain = "".join(c if c.isalnum() else "-" for c in self.row.name.lower())
-        return f"{plain}-seed{self.seed}"
+        return f"{self.row.plain_name}-seed{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,33 +65,6 @@ Evaluate = Callable[[Job, Evaluation, Path, Path], Record]
 
 class JobFailedError(TitansError):
     """One job of a sweep cannot be finished; the others can."""
-
-
-def load_sweep(path: str | Path) -> Sweep:
-    """Read a sweep file; unknown keys are refused. `${NAME}` stands for an environment variable."""
-    place = Path(path)
-    text = os.path.expandvars(place.read_text(encoding="utf-8"))
-    if missing := re.search(r"\$\{(\w+)\}", text):
-        name = missing.group(1)
-        raise ConfigError(f"{place} needs {name}: start with {name}=... titans sweep {place}")
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: not valid YAML: {error}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{place} must hold name, base, rows and evaluations")
-    try:
-        rows = tuple(Row(**_tuples(row)) for row in tree.pop("rows"))
-        evaluations = tuple(Evaluation(**entry) for entry in tree.pop("evaluations"))
-        sweep = Sweep(rows=rows, evaluations=evaluations, **_tuples(tree))
-    except KeyError as error:
-        raise ConfigError(f"{place} lacks {error}") from None
-    except TypeError as error:
-        raise ConfigError(f"{place}: {error}") from None
-    names = [row.name for row in rows]
-    if len(set(names)) != len(names) or not names:
-        raise ConfigError(f"{place}: rows need distinct names, got {names}")
-    return sweep
 
 
 def plan_jobs(sweep: Sweep, sized: Mapping[str, str] | None = None) -> list[Job]:
@@ -205,7 +131,7 @@ def run_sweep(
         try:
             train(job, folder)
             for evaluation in sweep.evaluations:
-                file = folder / f"{evaluation.name or evaluation.task}.json"
+                file = folder / f"{evaluation.record_name}.json"
                 if not file.exists():
                     evaluate(job, evaluation, folder, file)
         except JobFailedError as error:
@@ -269,7 +195,7 @@ def publish(sweep: Sweep, jobs: Sequence[Job], out: Path, target: Path, command:
     for job in jobs:
         trained = _training(out / job.name)
         for evaluation in sweep.evaluations:
-            name = evaluation.name or evaluation.task
+            name = evaluation.record_name
             source = out / job.name / f"{name}.json"
             if (out / job.name / DONE).is_file() and source.is_file():
                 found = Record.load(source)
@@ -300,7 +226,7 @@ def summarise(sweep: Sweep, jobs: Sequence[Job], out: Path) -> list[Entry]:
     for row in sweep.rows:
         folders = [out / job.name for job in jobs if job.row == row]
         for evaluation in sweep.evaluations:
-            name = evaluation.name or evaluation.task
+            name = evaluation.record_name
             done = [folder / f"{name}.json" for folder in folders if (folder / DONE).is_file()]
             found = [Record.load(file) for file in done if file.is_file()]
             entries += _entries(row.name, name, found)
@@ -360,10 +286,3 @@ def match_size(count: Callable[[int], int], target: int, tolerance: float) -> in
             f"the nearest has {count(best):,}"
         )
     return best
-
-
-def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as tuples, so that the frozen classes are truly constant."""
-    return {
-        str(key): tuple(value) if isinstance(value, list) else value for key, value in tree.items()
-    }

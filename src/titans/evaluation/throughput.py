@@ -15,7 +15,7 @@ import torch
 
 from titans.errors import ConfigError
 from titans.evaluation.records import Score, mean_score
-from titans.evaluation.subject import ModelSubject, Subject
+from titans.evaluation.subject import ModelSubject, Subject, with_settings
 from titans.evaluation.tasks import Cell, Outcome
 from titans.models import TitansConfig, TitansForCausalLM
 
@@ -45,6 +45,10 @@ class Throughput:
             raise ConfigError(f"phases are {', '.join(PHASES)}; got {', '.join(unknown)}")
         if self.rows < 1:
             raise ConfigError(f"rows must be at least 1, got {self.rows}")
+        if min(self.lengths) < 1:
+            raise ConfigError(f"lengths must be at least 1 token, got {min(self.lengths)}")
+        if min(self.memory_depths, default=1) < 1:
+            raise ConfigError(f"memory_depths must be at least 1, got {min(self.memory_depths)}")
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""
@@ -71,7 +75,9 @@ class Throughput:
         if not isinstance(subject, ModelSubject) or cell.length is None:
             raise ConfigError("throughput is measured on a model of this package")
         subject.check_length(cell.length)
-        config = _with_depth(subject.config, cell.detail.get("depth"))
+        # Every depth, not only this cell's: a wrong one is told before the first is timed.
+        configs = {d: _with_depth(subject.config, d) for d in (self.memory_depths or (None,))}
+        config = configs[cell.detail.get("depth")]  # type: ignore[index]
         bare = _without_memory(config)
         model = TitansForCausalLM(config)
         other = TitansForCausalLM(bare) if bare is not None else None
@@ -123,13 +129,12 @@ class Throughput:
             return DECODED_TOKENS, time.perf_counter() - began
 
 
-def _with_depth(config: TitansConfig, depth: object) -> TitansConfig:
-    changed = copy.deepcopy(config)
-    if depth is not None:
-        if not config.has_memory:
-            raise ConfigError(f"the variant {config.variant} has no memory whose depth could vary")
-        changed.memory_depth = int(str(depth))
-    return changed
+def _with_depth(config: TitansConfig, depth: int | None) -> TitansConfig:
+    if depth is None:
+        return copy.deepcopy(config)
+    if not config.has_memory:
+        raise ConfigError(f"the variant {config.variant} has no memory whose depth could vary")
+    return with_settings(config, {"memory_depth": depth})
 
 
 def _without_memory(config: TitansConfig) -> TitansConfig | None:

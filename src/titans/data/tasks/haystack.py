@@ -73,11 +73,6 @@ class Essay:
         sentences = split_sentences(" ".join(self._words))
         return sentences, np.cumsum([len(s.split()) for s in sentences]).tolist()
 
-    def first_words(self, count: int) -> str:
-        """The first `count` words."""
-        rounds, rest = divmod(count, len(self._words))
-        return " ".join(self._words * rounds + self._words[:rest])
-
     @property
     def num_sentences(self) -> int:
         """Sentences of one round."""
@@ -86,8 +81,8 @@ class Essay:
     def take_sentences(self, num_words: int, first: int = 0) -> list[str]:
         """`num_words` words as sentences, from sentence `first`, the last one cut where they end.
 
-        From the first sentence this equals splitting `first_words(num_words)`, except that each
-        round ends a sentence.
+        From the first sentence this equals splitting the text's first `num_words` words, except
+        that each round ends a sentence.
         """
         sentences, ends = self._sentences
         skipped = ends[first - 1] if first else 0
