@@ -177,3 +177,9 @@ def test_ablations_are_worse_on_both_on_one_or_on_none() -> None:
     assert verdicts(found) == ["met", "partly, 1 of 2", "missed", "no record", "partly, 1 of 2"]
     assert "recall: 50.0 ± 0.0 against 75.0 ± 0.0, worse" in found[0].measured
     assert "recall: no record" in found[4].measured
+    for row, accuracy in (("mac", 1.0), ("mac-without-persistent-memory", 0.5)):
+        of_variants, _ = both(row, accuracy, 0.0)
+        records.append(dataclasses.replace(of_variants, sweep="variants"))
+    found = ablation_targets(records)
+    assert found[4].verdict == "met", "LMM has no persistent memory: MAC is compared with MAC"
+    assert "recall: 50.0 ± 0.0 against 100.0 ± 0.0, worse" in found[4].measured

@@ -12,6 +12,7 @@ from titans.evaluation.registry import build_task, convert_options
 from titans.evaluation.sweep import (
     Job,
     JobFailedError,
+    choose_rows,
     match_size,
     plan_jobs,
     publish,
@@ -105,6 +106,16 @@ def test_jobs_come_seed_by_seed_in_the_order_of_the_rows(tmp_path: Path) -> None
         "no-conv-seed1",
     ]
     assert jobs[1].settings == ("model.memory_conv_kernel=0", "seed=0")
+
+
+def test_rows_can_be_chosen_by_name(tmp_path: Path) -> None:
+    jobs = plan_jobs(load_sweep(write(tmp_path)))
+    name = jobs[-1].row.name
+    for written in (name, name.upper(), jobs[-1].row.plain_name):
+        chosen = choose_rows(jobs, [written])
+        assert chosen == [job for job in jobs if job.row.name == name] and chosen != jobs
+    with pytest.raises(ConfigError, match="has no row nothing; it has "):
+        choose_rows(jobs, [name, "nothing"])
 
 
 def test_a_sweep_stops_at_its_budget_and_goes_on_later(tmp_path: Path) -> None:

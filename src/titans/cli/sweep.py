@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("file", type=Path, help="the sweep (YAML)")
     parser.add_argument("--out", type=Path, help="folder of the runs (runs/NAME)")
+    parser.add_argument(
+        "--rows",
+        metavar="NAME,...",
+        help="only these rows, sized by the file's first",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
     parser.add_argument("--budget-minutes", type=float, help="instead of the file's")
     parser.add_argument("--records", type=Path, help="also put the finished records here")
@@ -42,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import dataclasses
 
     from titans.evaluation.preflight import check_folder
-    from titans.evaluation.sweep import plan_jobs, publish, run_sweep, summarise
+    from titans.evaluation.sweep import choose_rows, plan_jobs, publish, run_sweep, summarise
     from titans.evaluation.sweep_file import load_sweep
 
     sweep = load_sweep(args.file)
@@ -57,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if args.records:
         check_folder(args.records, "--records")
     jobs = plan_jobs(sweep, _match_rows(sweep, base))
+    if args.rows:
+        jobs = choose_rows(jobs, args.rows.split(","))
     if args.plan:
         for job in jobs:
             print(job.name, *job.settings)
@@ -67,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
     finished = run_sweep(sweep, jobs, out, train=train, evaluate=_evaluate, report=_say)
     if args.records:
-        command = " ".join(["titans sweep", str(args.file), *(f"--set {s}" for s in args.set)])
+        chosen = ["--rows", args.rows] if args.rows else []
+        settings = [word for setting in args.set for word in ("--set", setting)]
+        command = shlex.join(["titans", "sweep", str(args.file), *chosen, *settings])
         for file in publish(sweep, jobs, out, args.records, command):
             _say(f"wrote {file}")
     entries = summarise(sweep, jobs, out)

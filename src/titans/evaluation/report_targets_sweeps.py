@@ -99,6 +99,12 @@ def _row_bits(records: Sequence[Record], row: str, length: int) -> _Bits | None:
     return _Bits(mean - spread, mean, mean + spread)
 
 
+MAC_ROWS = {"mac": "mac", "mac-without-persistent-memory": "no-persistent-memory"}
+"""The recall sweep's model, LMM, has no persistent memory: rows of the variants stand in."""
+WHOLE_ON_RECALL = {"no-persistent-memory": "mac"}
+"""What a row is compared with, where that is not `full`."""
+
+
 def ablation_targets(records: Sequence[Record]) -> list[Target]:
     """Whether the model without a part is worse than the whole one, on recall and on text."""
     on_recall, on_text = _recall_values(records), _text_values(records)
@@ -107,13 +113,14 @@ def ablation_targets(records: Sequence[Record]) -> list[Target]:
         row = name.replace(" ", "-")
         shown, parts = [], []
         for title, values in (("recall", on_recall), ("text", on_text)):
-            if "full" not in values or row not in values:
+            whole = WHOLE_ON_RECALL.get(row, "full") if title == "recall" else "full"
+            if whole not in values or row not in values:
                 shown.append(f"{title}: {ABSENT}")
                 parts.append(None)
                 continue
             is_recall = title == "recall"
-            found = direction(values[row], values["full"], higher_is_better=is_recall)
-            cells = " against ".join(_with_spread(values[key], is_recall) for key in (row, "full"))
+            found = direction(values[row], values[whole], higher_is_better=is_recall)
+            cells = " against ".join(_with_spread(values[key], is_recall) for key in (row, whole))
             shown.append(f"{title}: {cells}, {found}")
             parts.append(found == WORSE)
         text = f"Ablation: {name} worse than the full model, as in the paper, on recall and on text"
@@ -135,11 +142,16 @@ def _with_spread(values: Sequence[float], is_recall: bool) -> str:
 
 
 def _recall_values(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Per row of the recall sweep and seed, the mean over the segments."""
+    """Per row of the recall sweep and seed, the mean over the segments; MAC's of the variants."""
     values: dict[str, list[float]] = {}
     for record in records:
-        if record.sweep == "recall" and record.task == "mqar":
-            values.setdefault(row_name(record), []).append(mean_accuracy(record))
+        if record.task != "mqar" or record.options.get("setting") != "b":
+            continue
+        row = row_name(record)
+        if record.sweep == "variants":
+            row = MAC_ROWS.get(row)
+        if row is not None and record.sweep in ("recall", "variants"):
+            values.setdefault(row, []).append(mean_accuracy(record))
     return values
 
 

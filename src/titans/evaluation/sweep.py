@@ -89,6 +89,17 @@ def plan_jobs(sweep: Sweep, sized: Mapping[str, str] | None = None) -> list[Job]
     ]
 
 
+def choose_rows(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
+    """The jobs of the rows with these names, as they are written or as their folders have them."""
+    wanted = {Row(name=name.strip()).plain_name for name in names}
+    known = {job.row.plain_name for job in jobs}
+    if unknown := sorted(wanted - known):
+        raise ConfigError(
+            f"the sweep has no row {', '.join(unknown)}; it has {', '.join(sorted(known))}"
+        )
+    return [job for job in jobs if job.row.plain_name in wanted]
+
+
 def run_sweep(
     sweep: Sweep,
     jobs: Sequence[Job],
