@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from evaluation.report_records import accuracies, named, speeds
 from titans.evaluation import paper
+from titans.evaluation.figure_parts import choose_looks
 from titans.evaluation.figures import (
     PICTURES,
     Picture,
@@ -198,3 +199,10 @@ def test_the_check_notices_an_invented_point(tmp_path: Path) -> None:
     assert figure is not None
     figure.axes[0].plot([2_048], [12.5])
     assert shown_points(figure) - known_points(records) == {12.5}
+
+
+def test_a_model_keeps_its_colour_on_every_text() -> None:
+    looks = choose_looks([{"a": {}, "b, on z": {}}, {"a, on y": {}, "a, on z": {}}])
+    assert len({looks[name].colour for name in ("a", "a, on y", "a, on z")}) == 1
+    assert looks["a"].colour != looks["b, on z"].colour
+    assert looks["a, on y"].style != looks["a, on z"].style == looks["b, on z"].style

@@ -18,6 +18,9 @@ Lines = Mapping[str, Points]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers tell apart."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLES = ("-", ":", "-.")
+ON = ", on "
+"""In a label, what stands between a model and the text that it was measured on."""
 
 
 class Look(NamedTuple):
@@ -25,6 +28,7 @@ class Look(NamedTuple):
 
     colour: str
     marker: str
+    style: str
 
 
 def make_panels(count: int, width: float, height: float = 4.2) -> tuple[Figure, list[Axes]]:
@@ -39,22 +43,29 @@ def make_panels(count: int, width: float, height: float = 4.2) -> tuple[Figure, 
 
 
 def choose_looks(panels: Iterable[Lines]) -> dict[str, Look]:
-    """A colour and a marker for each label, the same in all panels."""
+    """A look for each label, in all panels: a model's colour and marker, a text's style."""
     labels = dict.fromkeys(label for lines in panels for label in lines)
-    return {
-        label: Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-        for i, label in enumerate(labels)
-    }
+    models = list(dict.fromkeys(label.partition(ON)[0] for label in labels))
+    texts = sorted({label.partition(ON)[2] for label in labels} - {""})
+    looks = {}
+    for label in labels:
+        model, _, text = label.partition(ON)
+        i, style = models.index(model), texts.index(text) if text else 0
+        looks[label] = Look(
+            COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], STYLES[style % len(STYLES)]
+        )
+    return looks
 
 
 def plot_ours(axis: Axes, lines: Lines, looks: Mapping[str, Look]) -> None:
-    """Solid lines; hollow markers, so that lines on top of each other are seen."""
+    """Lines in colour; hollow markers, so that lines on top of each other are seen."""
     for label, points in lines.items():
         axis.plot(
             *_coordinates(points),
             label=label,
             color=looks[label].colour,
             marker=looks[label].marker,
+            linestyle=looks[label].style,
             markerfacecolor="none",
             markersize=6,
             linewidth=1.6,

@@ -1,4 +1,4 @@
-"""Pictures of the results page: ours as solid lines in colour, the paper's dashed and grey.
+"""Pictures of the results page: ours as lines in colour, the paper's dashed and grey.
 
 Each `draw_*` takes the records of its task, writes a PNG and returns the figure; where no record
 has what it shows, it writes nothing and returns None.
