@@ -8,6 +8,7 @@ from typing import Any
 from titans.data.synthetic import TOKEN_TASKS
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
+from titans.evaluation.report_cells import haystack_name
 from titans.evaluation.subject import ModelSubject
 from titans.evaluation.training_log import add_up
 from titans.evaluation.training_stages import Stage, read_stages
@@ -153,11 +154,12 @@ def _table(records: Sequence[Record]) -> str:
 
 
 def _kind(record: Record, score: Score) -> str:
-    """The task of a score, and which of its kinds."""
+    """The task of a score, which of its kinds, and what its needles lie in."""
     kind = str(score.detail.get("task", score.detail.get("kind", "")))
     if "distractors" in record.options:
         kind = f"{'with' if record.options['distractors'] else 'without'} distractors"
-    return _listed(filter(None, (record.task, kind)))
+    text = f"in {haystack_name(record, kind)}" if record.options.get("haystack") else ""
+    return _listed(filter(None, (record.task, kind, text)))
 
 
 def _united(sets: Iterable[set[Any]]) -> set[Any]:
