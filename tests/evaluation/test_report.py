@@ -131,8 +131,9 @@ def known_means(records: list[Record]) -> set[str]:
                     minutes
                 )
             if found.task == "mqar":
-                mean = statistics.fmean(score.value for score in found.scores)
-                values.setdefault((found.sweep, row, "over segments"), []).append(mean)
+                mean = statistics.fmean(s.value for s in found.scores if s.metric == "accuracy")
+                segments = (found.sweep, row, found.options.get("setting"), "over segments")
+                values.setdefault(segments, []).append(mean)
             for score in found.scores:
                 options = [str(found.options.get(name)) for name in ("setting", "text")]
                 cell = (found.sweep, row, found.task, *options)
