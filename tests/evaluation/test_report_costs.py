@@ -85,6 +85,14 @@ def test_a_sweep_tells_planned_tokens_from_recorded_ones(root: Path) -> None:
     assert "planned" not in render([swept("lmm", **recorded)]).partition("## Sweep")[2]
 
 
+def test_a_sweep_of_permutations_tells_what_guessing_gives() -> None:
+    score = mean_score([0.5, 0.0], "last_accuracy", length=8, detail={"group": "S5"})
+    found = named(record("permutations", [score], degree=5), "lmm-seed0")
+    page = render([dataclasses.replace(found, sweep="tracking")])
+    assert "samples for each seed. Guessing gives 0.8." in page
+    assert "Guessing" not in render([swept("lmm")])
+
+
 def test_a_sweep_names_the_variables_that_its_file_needs(root: Path) -> None:
     page = render([swept("lmm")], sources=Sources(root))
     assert (

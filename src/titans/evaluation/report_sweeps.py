@@ -107,12 +107,18 @@ def _sweep_section(records: Sequence[Record], published: str, sources: Sources) 
 
 
 def _about_accuracy(records: Sequence[Record]) -> str:
-    """Unit and samples of accuracies; nothing where the sweep has none."""
+    """Unit and samples of accuracies, and what guessing gives; nothing where there are none."""
     shown = [score for r in records if r.task != "lm" for _, score in _shown(r)]
     if not shown:
         return ""
     counts = between(sorted({score.samples for score in shown}))
-    return f"Accuracy in per cent, of {counts} samples for each seed."
+    guessing = {
+        100 / math.factorial(int(r.options["degree"]))  # type: ignore[call-overload]
+        for r in records
+        if r.task == "permutations"
+    }
+    chance = "".join(f" Guessing gives {share:.1f}." for share in sorted(guessing))
+    return f"Accuracy in per cent, of {counts} samples for each seed.{chance}"
 
 
 def _about_depth(records: Sequence[Record]) -> str:
