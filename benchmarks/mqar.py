@@ -198,6 +198,8 @@ def step(model: Zoo, optimizer: torch.optim.Optimizer, drawn: TokenBatch) -> flo
     asked = labels != -100
     logits = model.logits(model(torch.from_numpy(drawn.tokens))[asked])
     loss = nn.functional.cross_entropy(logits, labels[asked])
+    if not torch.isfinite(loss):
+        raise FloatingPointError(f"the loss is {loss.item()}: try a lower --learning-rate")
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -277,7 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     config = config_for(args.rule, args.dim, settings)
     model = Zoo(config).train()
-    training = train(model, args.minutes, args.seed, args.learning_rate, args.resume)
+    try:
+        training = train(model, args.minutes, args.seed, args.learning_rate, args.resume)
+    except FloatingPointError as error:
+        parser.exit(1, f"{args.rule} {args.dim} at {args.learning_rate} diverged: {error}\n")
     name = f"{args.rule.replace('titans_', 'titans ')} {args.dim}"
     record = run_task(
         Mqar(setting="b", samples=args.samples),
