@@ -37,27 +37,43 @@ from titans.models.rules import build_memory
 VOCABULARY = 8_192
 TOKENS_PER_STEP = 4_096
 LEARNING_RATE = 3e-3
-LOOK_BACK = 8
+LOOK_BACK = 32
+LARGEST_STEP = 0.06
+HEADS = 4
 MINUTES_PER_SEGMENT = 0.5
 KEEP_SECONDS = 120
+SHAPE_SHOWN = (
+    "memory_rule",
+    "hidden_size",
+    "memory_num_heads",
+    "memory_head_dim",
+    "memory_value_dim",
+    "memory_expansion",
+    "chunk_size",
+    "memory_gate_kernel",
+    "memory_step_max",
+)
+"""What a record tells of its memory. Delta rules are matrices, written online with steps to 0.5."""
 RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
 
 
 def shape(rule: str, dim: int) -> dict[str, object]:
-    """One head with `dim` times `dim` numbers: a matrix, or two layers.
+    """`dim` times `dim` numbers: a matrix, two layers, or four small networks of two layers.
 
-    Momentum would double the state. Of the two-layer shapes that were tried, ours does best with
-    keys wider than values and a first layer that is empty at first (docs/log/memory.md).
+    Momentum would double the state. Of the deep shapes that were tried, ours does best with keys
+    wider than values, a first layer that is empty at first, and small steps (docs/log/memory.md).
     """
     looks_back = {"memory_gate_kernel": LOOK_BACK}
     if rule == "titans":
         return looks_back | {
-            "memory_head_dim": 3 * dim // 2,
-            "memory_value_dim": dim // 2,
+            "memory_num_heads": HEADS,
+            "memory_head_dim": 3 * dim // HEADS,
+            "memory_value_dim": dim // HEADS,
             "memory_expansion": 1 / 3,
             "memory_init": "zero_first",
             "memory_value_norm": 1.0,
-            "memory_step_init": 0.25,
+            "memory_step_init": 2 / 3 * LARGEST_STEP,
+            "memory_step_max": LARGEST_STEP,
             "memory_momentum": False,
             "memory_forgetting": False,
             "chunk_size": 16,
@@ -250,10 +266,7 @@ def card(model: Zoo, name: str, config: TitansConfig, training: dict[str, object
         vocab_size=VOCABULARY,
         digest=weights_digest(model),
         settings={
-            "memory_rule": config.memory_rule,
-            "hidden_size": config.hidden_size,
-            "chunk_size": config.chunk_size,
-            "memory_gate_kernel": config.memory_gate_kernel,
+            **{name: getattr(config, name) for name in SHAPE_SHOWN},
             "state_numbers": model.state_numbers(),
             **training,
         },

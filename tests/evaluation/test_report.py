@@ -108,6 +108,7 @@ def known_numbers(records: list[Record]) -> set[str]:
         known |= {str(found.options.get("answer_tokens"))}
         known.add(str(found.model.settings.get("write_threshold")))
         if found.task == "mqar":
+            known |= set(f"{found.model.num_parameters:,}".split(","))
             known.add(f"{100 * statistics.fmean(s.value for s in found.scores):.1f}")
             for name in ("state_numbers", "learning_rate", "tokens", "minutes"):
                 value = found.model.settings.get(name)

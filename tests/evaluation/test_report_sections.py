@@ -89,7 +89,7 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
         recall("worse", 0.2, state_numbers=4_096, learning_rate=3e-3),
         recall("better", 0.5, state_numbers=4_096, learning_rate=1e-3),
     ]
-    rows = [row[:6] for row in rows_of(mqar_section(records))]
+    rows = [[row[0], *row[2:7]] for row in rows_of(mqar_section(records))]
     assert rows == [
         ["`better`", "4,096", "0.001", "-", "-", "50.0"],
         ["`worse`", "4,096", "0.003", "-", "-", "20.0"],
@@ -97,7 +97,9 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
         ["`unknown`", "-", "-", "-", "-", "100.0"],
     ]
     section = mqar_section(records)
-    head = "| model | state (numbers) | learning rate | training tokens | CPU minutes | mean |"
-    assert head in section, "numbers are not to be read as the published bytes"
+    size = records[0].model.num_parameters
+    assert f"| `wide` | {size:,} | 16,384 |" in section
+    head = "| state (numbers) | learning rate | training tokens | CPU minutes | mean |"
+    assert f"| model | parameters {head}" in section, "numbers are not to be read as the published bytes"
     assert "vocabulary 8192, 4 examples per segment:" in section
     assert "4 per number" in section and "3 d numbers of the convolution" in section

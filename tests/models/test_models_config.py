@@ -22,6 +22,7 @@ def test_defaults_are_complete_for_every_variant() -> None:
         ({"variant": "mad"}, "variant must be one of lmm, mac"),
         ({"chunk_sizes": 8}, "did you mean 'chunk_size'"),
         ({"memory_gate_kernel": 4, "memory_gates": "constant"}, "memory_gate_kernel=4 has no"),
+        ({"memory_step_init": 0.2, "memory_step_max": 0.1}, r"must lie in \[0, memory_step_max"),
         ({"memory_value_dim": 0}, "memory_value_dim must be at least 1, got 0"),
         ({"memory_init": "zero_first", "memory_depth": 1}, "needs a memory_depth of 2 or more"),
         ({"window": 0}, "window must be at least 1, got 0"),

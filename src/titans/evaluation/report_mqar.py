@@ -48,6 +48,7 @@ def _table(records: Sequence[Record]) -> str:
     rows = [
         [
             model_name(record),
+            f"{record.model.num_parameters:,}",
             *(_setting(record, name) for name in SETTINGS_SHOWN),
             f"{100 * mean_accuracy(record):.1f}",
             *(percent(record.find("accuracy", n, **detail)) for n, detail in cells),
@@ -55,7 +56,7 @@ def _table(records: Sequence[Record]) -> str:
         for record in sorted(records, key=_rank)
     ]
     segments = [f"{n}, {detail['pairs']} pairs" for n, detail in cells]
-    return table(["model", *SETTINGS_SHOWN.values(), "mean", *segments], rows)
+    return table(["model", "parameters", *SETTINGS_SHOWN.values(), "mean", *segments], rows)
 
 
 def _rank(record: Record) -> tuple[float, float]:

@@ -102,6 +102,8 @@ class TitansConfig(PreTrainedConfig):
     """Width of the causal convolution through which gates see the tokens before; 0: none."""
     memory_step_init: float = 0.1
     """Step size at the start of training: theta / (1 - eta)."""
+    memory_step_max: float = 1.0
+    """Largest step size."""
     memory_forget_init: float = 5e-4
     """Forgetting (alpha) at the start; keep its inverse above the lengths trained on."""
     memory_momentum_init: float = 0.5
@@ -213,6 +215,11 @@ def _check(config: TitansConfig) -> None:
             raise ConfigError(f"{name} must be 0 or more, got {getattr(config, name)}")
     if config.memory_value_dim is not None and config.memory_value_dim < 1:
         raise ConfigError(f"memory_value_dim must be at least 1, got {config.memory_value_dim}")
+    if not 0 <= config.memory_step_init <= config.memory_step_max:
+        raise ConfigError(
+            f"memory_step_init must lie in [0, memory_step_max = {config.memory_step_max}], got "
+            f"{config.memory_step_init}"
+        )
     if config.memory_init == "zero_first" and config.memory_depth < 2:
         raise ConfigError("memory_init='zero_first' needs a memory_depth of 2 or more, got 1")
     if config.hidden_size % config.num_attention_heads:

@@ -89,6 +89,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
         gates=GateSettings(
             kind=config.memory_gates,  # type: ignore[arg-type]
             step_init=config.memory_step_init,
+            step_max=config.memory_step_max,
             forget_init=config.memory_forget_init,
             momentum_init=config.memory_momentum_init,
             use_forgetting=config.memory_forgetting,
