@@ -37,7 +37,8 @@ from titans.models.rules import build_memory
 VOCABULARY = 8_192
 TOKENS_PER_STEP = 4_096
 LEARNING_RATE = 3e-3
-LOOK_BACK = 32
+LOOK_BACK = {"titans": 32, "titans_linear": 8}
+"""Tokens that the gates of our rules see."""
 LARGEST_STEP = 0.06
 HEADS = 4
 MINUTES_PER_SEGMENT = 0.5
@@ -63,7 +64,7 @@ def shape(rule: str, dim: int) -> dict[str, object]:
     Momentum would double the state. Of the deep shapes that were tried, ours does best with keys
     wider than values, a first layer that is empty at first, and small steps (docs/log/memory.md).
     """
-    looks_back = {"memory_gate_kernel": LOOK_BACK}
+    looks_back = {"memory_gate_kernel": LOOK_BACK.get(rule, 0)}
     if rule == "titans":
         return looks_back | {
             "memory_num_heads": HEADS,

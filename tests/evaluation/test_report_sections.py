@@ -99,7 +99,9 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
     section = mqar_section(records)
     size = records[0].model.num_parameters
     assert f"| `wide` | {size:,} | 16,384 |" in section
-    head = "| state (numbers) | learning rate | training tokens | CPU minutes | mean |"
-    assert f"| model | parameters {head}" in section, "numbers are not to be read as the published bytes"
+    units = "parameters | state (numbers) | learning rate | training tokens | CPU minutes"
+    assert f"| model | {units} | mean |" in section, (
+        "numbers are not to be read as the published bytes"
+    )
     assert "vocabulary 8192, 4 examples per segment:" in section
     assert "4 per number" in section and "3 d numbers of the convolution" in section

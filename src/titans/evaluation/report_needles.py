@@ -71,8 +71,8 @@ def s_niah_section(records: Sequence[Record]) -> str:
         "Passkeys lie in a noise that is the same for all. Each file: every file of the folder is "
         "a haystack of its own, and samples take turns. Thresholds, and in "
         "part haystacks for training and checkpoints, were chosen on the same test novels with "
-        "other samples; the last runs of MAC and MAG were judged on four other novels "
-        "([log](log/evaluation.md)).\n\n"
+        "other samples; the last runs of MAC and MAG and TTT's threshold were judged on four other "
+        "novels ([log](log/evaluation.md)).\n\n"
     )
     return note + "\n".join(parts)
 
