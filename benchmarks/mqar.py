@@ -61,8 +61,8 @@ RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
 def shape(rule: str, dim: int) -> dict[str, object]:
     """`dim` times `dim` numbers: a matrix, two layers, or four small networks of two layers.
 
-    Momentum would double the state. Of the deep shapes that were tried, ours does best with keys
-    wider than values, a first layer that is empty at first, and small steps (docs/log/memory.md).
+    Momentum would double the state. Ours has keys wider than values, a first layer that is empty at
+    first, and small steps; what else was tried, and how it compares: docs/log/memory.md.
     """
     looks_back = {"memory_gate_kernel": LOOK_BACK.get(rule, 0)}
     if rule == "titans":
