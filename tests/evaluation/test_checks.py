@@ -53,6 +53,7 @@ def refuse(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
     ("words", "message"),
     [
         (["--seed", "-1"], "--seed: a whole number of at least 0; got '-1'"),
+        (["--samples", "0"], "--samples must be at least 1, got 0"),
         (["--depths", "-3"], "--depths must be at least 1, got -3"),
         (["--lengths", "1k,1k"], "--lengths names 1024 more than once"),
         (["--depths", "2", "--figure", "map.xyz"], "must end in .png or .pdf"),
@@ -151,6 +152,16 @@ def test_a_depth_that_the_model_cannot_have_is_refused_before_others_are_timed(
         Throughput(memory_depths=(2, 0))
 
 
+def test_a_length_beyond_the_reach_of_a_baseline_is_refused_before_shorter_ones_are_measured(
+    tmp_path: Path,
+) -> None:
+    subject = ModelSubject(tiny("transformer", vocab_size=131), max_state_bytes=1 << 20)
+    task = build_task("needle", {"lengths": (2_048, 2 << 20), "samples": 1})
+    with pytest.raises(DataError, match="2M tokens are beyond the reach"):
+        runner.run_task(task, subject, subject.card(), path=tmp_path / "r.json")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
@@ -177,6 +188,14 @@ def test_a_default_may_be_given_and_means_what_it_means(tmp_path: Path) -> None:
     assert build_task("needle", {"depths": 0}) == build_task("needle", {})
     with pytest.raises(DataError, match="no such file"):
         check_data(build_task("lm", {"text": tmp_path / "none"}))
+
+
+def test_0_samples_of_a_text_are_taken_on_the_command_line(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    words = ["eval", "lm", "--model", checkpoints / "text", "--text", write_text(tmp_path)]
+    with pytest.raises(AssertionError, match="it began to measure"):
+        main([*map(str, words), "--lengths", "16", "--samples", "0"])
 
 
 def test_places_that_are_or_can_become_what_is_asked_are_taken(tmp_path: Path) -> None:

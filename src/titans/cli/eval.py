@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"tasks:\n{lines}\n\n{EXAMPLES}"
     parser.add_argument("task", choices=list(TASKS), metavar="TASK", help="one of the tasks below")
     parser.add_argument("--model", type=Path, help="checkpoint folder")
-    parser.add_argument("--seed", type=_seed, default=42, help="seed of the samples (42)")
+    parser.add_argument("--seed", type=_count_from_0, default=42, help="seed of the samples (42)")
     parser.add_argument("--json", type=Path, help="write the record here; - prints it")
     parser.add_argument(
         "--figure", type=Path, help="draw a depth x length map (.png, .pdf), with --depths"
@@ -44,7 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="change the model's configuration for inference, e.g. write_threshold=0.05",
     )
     parser.add_argument("--lengths", type=_lengths, help="e.g. 2k,4k,16k,2M")
-    parser.add_argument("--samples", type=_count, help="samples per cell")
+    parser.add_argument(
+        "--samples", type=_count_from_0, help="samples per cell; of lm windows, 0: all of the text"
+    )
     text = parser.add_argument_group("s-niah")
     text.add_argument("--kinds", type=_names, help="pk,n,w")
     text.add_argument("--haystack", type=Path, help="text of the essay haystack: file or folder")
@@ -269,7 +271,7 @@ def _count(text: str, least: int = 1) -> int:
     return int(text)
 
 
-def _seed(text: str) -> int:
+def _count_from_0(text: str) -> int:
     return _count(text, least=0)
 
 

@@ -38,6 +38,10 @@ def run_task(
     """Measure every cell and return the record; with a `path`, keep a journal and save it there."""
     if isinstance(task, UnboundTask):
         task = task.bind(subject)
+    cells = task.cells()
+    # Cells are measured cheapest first: the longest would otherwise be refused after all others.
+    for length in sorted({cell.length for cell in cells if cell.length is not None}):
+        subject.check_length(length)
     header = {
         "task": task.name,
         "digest": card.digest,
@@ -46,7 +50,6 @@ def run_task(
         "options": task.options(),
     }
     journal = Journal(Path(path) if path else None, header)
-    cells = task.cells()
     total = sum(cell.cost * cell.samples for cell in cells)
     scores = []
     with tqdm(total=total, unit="tok", unit_scale=True, file=sys.stderr, desc=task.name) as bar:
