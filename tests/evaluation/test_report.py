@@ -106,6 +106,9 @@ def known_numbers(records: list[Record]) -> set[str]:
             # Positions in a text are shown with their last one, records have the one behind it.
             known |= {str(score.detail.get("from")), str(int(str(score.detail.get("to", 1))) - 1)}
         known |= {str(found.options.get("answer_tokens"))}
+        for length in {s.length for s in found.scores if found.task == "babilong"}:
+            tasks = [s.value for s in found.scores if s.matches("accuracy", length)]
+            known.add(f"{100 * statistics.fmean(tasks):.1f}")
         known.add(str(found.model.settings.get("write_threshold")))
         if found.task == "mqar":
             known |= set(f"{found.model.num_parameters:,}".split(","))

@@ -146,16 +146,36 @@ def test_the_cost_of_a_shipped_checkpoint_is_read_from_its_logs(tmp_path: Path) 
         ["`stand-in`", "2", "50", "4,000", "3", "512"],
         ["`other`", "-", "-", "-", "-", "-"],
     ]
-    assert "(`-`: the model is not shipped)" in section
+    assert "(`-`: the model is not shipped, nor is its log)" in section
     retrained = dataclasses.replace(ours, model=dataclasses.replace(ours.model, digest="new"))
     assert sources.training(retrained) is None, "other weights than those that are shipped"
     assert "What the training" not in provenance_section([other], sources)
 
 
-def test_it_is_said_where_a_model_without_a_folder_is(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "a").mkdir(parents=True)
-    commands = ["--model a --seed 1", "--model b", "--model checkpoints/c", ""]
-    records = [dataclasses.replace(record("lm", []), command=command) for command in commands]
+def test_it_is_said_which_models_were_trained_on_what_they_were_asked(tmp_path: Path) -> None:
+    scores = [mean_score([1.0], "accuracy", length=64, detail={"kind": k}) for k in ("pk", "w")]
+    models = {"a": "[{kind: pk}, {kind: w}]", "b": "[{kind: pk}]", "c": "[{kind: pk}]"}
+    records = []
+    for name, mixture in models.items():
+        found = named(record("s-niah", scores if name != "c" else scores[:1]), name)
+        ship(tmp_path, name, found)
+        last = tmp_path / "checkpoints" / name / "config.yaml"
+        last.write_text(f"data: {{sequence_len: 64, mixture: {mixture}}}")
+        records.append(found)
     section = provenance_section(records, Sources(tmp_path))
-    assert "names without a folder are in `checkpoints/`: `a`. Not shipped: `b` (" in section
-    assert "shipped" not in provenance_section(records[2:], Sources(tmp_path))
+    assert [row[-1] for row in rows_of(section)[:3]] == ["PK, W (uuids)", "PK", "PK"]
+    assert "\nW (uuids) was not in the training of `b`; it was in that of `a`.\n" in section
+    section = provenance_section(records[1:], Sources(tmp_path))
+    assert "\nW (uuids) was not in the training of `b`.\n" in section
+    assert "was not in the training" not in provenance_section(records[:1], Sources(tmp_path))
+
+
+def test_it_is_said_where_the_models_of_the_commands_are(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "a").mkdir(parents=True)
+    words = ["--model a --seed 1", "--model b", "--model runs/a", "--model checkpoints/a", ""]
+    records = [dataclasses.replace(record("lm", []), command=command) for command in words]
+    section = provenance_section(records, Sources(tmp_path))
+    assert "names without a folder are in `checkpoints/`: `a`. Not shipped: `b`, `runs/a`." in (
+        section
+    )
+    assert "shipped" not in provenance_section(records[3:], Sources(tmp_path))

@@ -1,13 +1,14 @@
-"""Sections of docs/results.md that sort or join rows: throughput and MQAR."""
+"""Sections of docs/results.md that sort or join rows: throughput, MQAR and BABILong."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from evaluation.report_records import named, record, rows_of, speeds
+from evaluation.report_records import accuracies, named, record, rows_of, speeds
 from titans.evaluation import paper
 from titans.evaluation.records import Record, Value, accuracy_score, mean_score
 from titans.evaluation.report_mqar import mqar_section
+from titans.evaluation.report_questions import babilong_section
 from titans.evaluation.report_throughput import throughput_section
 
 
@@ -105,3 +106,17 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
     )
     assert "vocabulary 8192, 4 examples per segment:" in section
     assert "4 per number" in section and "3 d numbers of the convolution" in section
+
+
+def test_the_mean_of_five_tasks_is_of_one_model_that_was_asked_them_all() -> None:
+    five = [
+        accuracies("babilong", {1_024: value, 2_048: 1}, task=f"qa{number}")
+        for number, value in enumerate((1.0, 0.5, 0.0, 0.25, 0.5), start=1)
+    ]
+    five[4] = accuracies("babilong", {1_024: 0.5}, task="qa5")
+    rows = rows_of(babilong_section(five))
+    assert rows[-1] == ["`stand-in`", "mean qa1-5", "45.0", "-"]
+    assert "Our means" in babilong_section(five)
+    split = [*five[:4], named(five[4], "other")]
+    assert not any("mean" in row[1] for row in rows_of(babilong_section(split)))
+    assert "Our means" not in babilong_section(split)

@@ -28,6 +28,8 @@ class Training(NamedTuple):
     minutes: float
     longest: int
     """Tokens of the longest text it was trained on."""
+    kinds: tuple[str, ...] = ()
+    """Which of a family of tasks it was trained on: pk, qa1."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Sources:
         stages = read_stages(folder)
         total = add_up([stage.trained for stage in stages])
         longest = max(stage.longest for stage in stages)
-        return Training(len(stages), total.steps, total.tokens, total.seconds / 60, longest)
+        kinds = tuple(sorted({kind for stage in stages for kind in stage.kinds}))
+        return Training(len(stages), total.steps, total.tokens, total.seconds / 60, longest, kinds)
 
     def checkpoint(self, model: str) -> Path | None:
         """The folder in which a model is shipped."""
