@@ -80,7 +80,8 @@ def find_needles(names: tuple[str, ...] = ("needle-mac", "needle-lmm", "needle-s
     print(f"\na text of {demo.length:,} words, {len(demo.questions)} needles: {demo.excerpt}")
     for reader in demo.readers:
         found = f"{demo.found(reader.name)} of {len(demo.questions)}"
-        print(f"  {reader.name:<12} {reader.num_parameters:>9,} parameters, found {found}")
+        size = f"{reader.num_parameters:>9,} parameters, state {reader.state_size:>13}"
+        print(f"  {reader.name:<12} {size}, found {found}")
     draw_demo(demo, OUT / "needles.png")
     print(f"picture: {OUT / 'needles.png'}")
 

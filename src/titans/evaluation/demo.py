@@ -50,6 +50,12 @@ class Reader:
     state_bytes: tuple[int, ...]
     """Size of the model's state there."""
 
+    @property
+    def state_size(self) -> str:
+        """That size in words: one number where it stayed the same."""
+        least, most = min(self.state_bytes), max(self.state_bytes)
+        return f"{most:,} bytes" if least == most else f"{least:,} to {most:,} bytes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
