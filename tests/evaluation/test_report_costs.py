@@ -99,8 +99,41 @@ def test_a_sweep_names_the_variables_that_its_file_needs(root: Path) -> None:
         "The sweep's file needs DEGREE and TRAIN in the environment: "
         "`DEGREE=... TRAIN=... titans sweep sweeps/small.yaml`." in page
     )
+    told = dataclasses.replace(swept("lmm"), options={"degree": 5})
+    assert "`DEGREE=5 TRAIN=... titans sweep" in render([told], sources=Sources(root))
     (root / "sweeps" / "small.yaml").write_text(re.sub(r"\$\{\w+\}", "x", SWEEP))
     assert "in the environment" not in render([swept("lmm")], sources=Sources(root))
+
+
+def test_rows_stand_as_in_the_sweeps_file_and_the_full_model_first(root: Path) -> None:
+    rows = ["gone", "full", "lmm", "lmm-of-depth-3", "mixed"]
+
+    def order(sources: Sources) -> list[str]:
+        page = render([swept(row) for row in reversed(rows)], sources=sources)
+        return [row[0].strip("`") for row in rows_of(page.partition("## Sweep")[2])]
+
+    assert order(Sources(root)) == ["full", "lmm", "lmm-of-depth-3", "mixed", "gone"]
+    assert order(Sources()) == ["full", "mixed", "lmm-of-depth-3", "lmm", "gone"]
+
+
+def test_a_row_with_fewer_seeds_is_named() -> None:
+    more = named(swept("full"), "full-seed1")
+    page = render([swept("full"), more, swept("ttt")])
+    assert "Of 2 seeds `ttt` has 1; the records do not tell why ([log](" in page
+    assert "do not tell why" not in render([swept("full"), swept("ttt")])
+
+
+def test_rows_tell_the_depth_of_their_memory_where_records_do() -> None:
+    titans = {"memory_rule": "titans", "memory_depth": 2}
+    attention = swept("attention", **titans)
+    attention = dataclasses.replace(
+        attention, model=dataclasses.replace(attention.model, variant="swa")
+    )
+    delta = swept("delta", memory_rule="delta", memory_depth=2)
+    page = render([swept("full", **titans), delta, attention, swept("untold")])
+    depths = {row[0]: row[3] for row in rows_of(page.partition("## Sweep")[2])}
+    assert depths == {"`full`": "2", "`delta`": "matrix", "`attention`": "-", "`untold`": "-"}
+    assert "memory depth" not in render([swept("untold")]).partition("## Sweep")[2]
 
 
 def test_deep_rows_are_said_to_differ_in_more_than_depth() -> None:

@@ -5,11 +5,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from evaluation.report_records import named, record
+from evaluation.report_records import named, record, speeds
 from titans.evaluation.records import Record, Value, accuracy_score, mean_score
 from titans.evaluation.report_target_parts import Target, verdict
 from titans.evaluation.report_targets import targets_section
-from titans.evaluation.report_targets_sweeps import ablation_targets, direction, language_targets
+from titans.evaluation.report_targets_sweeps import (
+    ablation_targets,
+    depth_target,
+    direction,
+    language_targets,
+)
 from titans.evaluation.report_targets_tasks import (
     needle_targets,
     question_targets,
@@ -32,7 +37,7 @@ def test_a_part_without_a_record_is_never_reached(parts: list[bool | None], expe
 
 def test_without_records_every_row_says_so_and_points_to_the_log() -> None:
     rows = [line for line in targets_section([]).splitlines() if line.startswith("| ")][2:]
-    assert len(rows) == 20
+    assert len(rows) == 21
     assert all("| no record | [log](log/evaluation.md) |" in row for row in rows)
 
 
@@ -176,10 +181,35 @@ def test_ablations_are_worse_on_both_on_one_or_on_none() -> None:
     found = ablation_targets(records)
     assert verdicts(found) == ["met", "partly, 1 of 2", "missed", "no record", "partly, 1 of 2"]
     assert "recall: 50.0 ± 0.0 against 75.0 ± 0.0, worse" in found[0].measured
-    assert "recall: no record" in found[4].measured
+    assert "recall (`mac` of the sweep `variants`): no record" in found[4].measured
     for row, accuracy in (("mac", 1.0), ("mac-without-persistent-memory", 0.5)):
         of_variants, _ = both(row, accuracy, 0.0)
         records.append(dataclasses.replace(of_variants, sweep="variants"))
     found = ablation_targets(records)
     assert found[4].verdict == "met", "LMM has no persistent memory: MAC is compared with MAC"
-    assert "recall: 50.0 ± 0.0 against 100.0 ± 0.0, worse" in found[4].measured
+    measured = "recall (`mac` of the sweep `variants`): 50.0 ± 0.0 against 100.0 ± 0.0, worse"
+    assert measured in found[4].measured
+
+
+def test_depths_are_those_of_the_records_and_all_must_be_there() -> None:
+    rows = {"linear-memory": (1, 0.75), "full": (2, 1.0), "depth-3": (3, 0.5), "depth-4": (4, 0.25)}
+    recalled = [
+        dataclasses.replace(recall(f"{row}-seed0", value), sweep="recall")
+        for row, (_, value) in rows.items()
+    ]
+    recalled = [
+        named(found, found.model.name, memory_depth=depth)
+        for found, (depth, _) in zip(recalled, rows.values(), strict=True)
+    ]
+    ablated = dataclasses.replace(recall("no-momentum-seed0", 0.0), sweep="recall")
+    fast = [speeds({2_048: 100.0 * n}, phase="train", depth=n) for n in (4, 3, 2, 1)]
+    others = [speeds({2_048: 9.0}, phase="train"), speeds({2_048: 9.0}, phase="decode", depth=1)]
+    found = depth_target([*recalled, ablated, *fast, *others])
+    assert found.verdict == "reported"
+    assert found.measured == (
+        "depth 1 / 2 / 3 / 4: recall 75.0 ± 0.0 / 100.0 ± 0.0 / 50.0 ± 0.0 / 25.0 ± 0.0; "
+        "training of `stand-in` at 2K (tokens/s) 100 / 200 / 300 / 400"
+    )
+    few = depth_target([*recalled, *fast[1:]])
+    assert few.verdict == "partly, 7 of 8" and few.measured.endswith("300 / no record")
+    assert depth_target(recalled).verdict == "partly, 4 of 8"

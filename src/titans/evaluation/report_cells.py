@@ -5,6 +5,10 @@ from collections.abc import Sequence
 
 from titans.evaluation.records import Record, Score, Value
 
+WITHOUT_MEMORY = ("transformer", "swa")
+MATRIX_RULES = ("delta", "gated_delta")
+"""Rules of a matrix, whatever depth a configuration has."""
+
 
 def percent(score: Score | None) -> str:
     """A proportion with its interval, in per cent."""
@@ -45,12 +49,17 @@ def by_model(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def row_name(record: Record) -> str:
     """The row of its sweep that a record belongs to, whatever its seed."""
-    return plain_row(record.model.name)
+    return re.sub(r"-seed\d+$", "", record.model.name)
 
 
-def plain_row(job: str) -> str:
-    """A job's name without its seed."""
-    return re.sub(r"-seed\d+$", "", job)
+def memory_depth(record: Record) -> str:
+    """How many layers the memory has, by the record; `-` where it has none or does not tell."""
+    settings = record.model.settings
+    if record.model.variant in WITHOUT_MEMORY:
+        return "-"
+    if settings.get("memory_rule") in MATRIX_RULES:
+        return "matrix"
+    return str(settings.get("memory_depth", "-"))
 
 
 def haystack_name(record: Record, kind: str) -> str:

@@ -9,8 +9,8 @@ import yaml
 
 from titans.errors import ConfigError
 from titans.evaluation.records import Record, load_records
-from titans.evaluation.report_cells import plain_row, row_name
-from titans.evaluation.sweep import Job, Row
+from titans.evaluation.report_cells import file_name, row_name
+from titans.evaluation.sweep_file import Row
 from titans.evaluation.training_log import add_up
 from titans.evaluation.training_stages import CONFIG_NAME, read_stages
 from titans.training.config import RunConfig
@@ -56,11 +56,24 @@ class Sources:
         folder = self.root and self.root / "checkpoints" / model
         return folder if folder and folder.is_dir() else None
 
-    def variables(self, command: str) -> list[str]:
-        """The environment variables that a sweep's file needs."""
+    def variables(self, record: Record) -> dict[str, str]:
+        """What a sweep's file needs in the environment; `...` where the record does not tell."""
+        file = self._sweep_file(record.command)
+        if file is None:
+            return {}
+        options = {
+            str(value): option
+            for evaluation in _read(file)["evaluations"]
+            for option, value in evaluation.get("options", {}).items()
+        }
+        names = dict.fromkeys(VARIABLE.findall(file.read_text(encoding="utf-8")))
+        values = {name: record.options.get(options.get(name, "")) for name in names}
+        return {name: "..." if v is None else file_name(v) for name, v in values.items()}
+
+    def rows(self, command: str) -> list[str]:
+        """The rows of a sweep's file as records name them, in the order of the file."""
         file = self._sweep_file(command)
-        text = "" if file is None else file.read_text(encoding="utf-8")
-        return list(dict.fromkeys(VARIABLE.findall(text)))
+        return [] if file is None else [*_rows(_read(file))]
 
     def planned_tokens(self, record: Record) -> int | None:
         """Steps x sequences x length of a sweep's row, by its files and command.
@@ -70,9 +83,8 @@ class Sources:
         file = self._sweep_file(record.command)
         if file is None:
             return None
-        # Braces are not valid YAML everywhere: a variable is read as a word, its own name.
-        tree = yaml.safe_load(VARIABLE.sub(r"\1", file.read_text(encoding="utf-8")))
-        row = _find_row(tree, row_name(record))
+        tree = _read(file)
+        row = _rows(tree).get(row_name(record))
         if row is None:
             return None
         given = re.findall(r"--set (\S+)", record.command)
@@ -88,13 +100,14 @@ class Sources:
         return file if file and file.is_file() else None
 
 
-def _find_row(tree: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The row of a sweep's file by its name in a record, which is that of its job's folder."""
-    for row in tree["rows"]:
-        job = Job(row=Row(name=row["name"]), seed=0, settings=())
-        if plain_row(job.name) == name:
-            return row
-    return None
+def _read(sweep: Path) -> dict[str, Any]:
+    """A sweep's file. A variable is read as a word, its own name: braces would not be YAML."""
+    return yaml.safe_load(VARIABLE.sub(r"\1", sweep.read_text(encoding="utf-8")))
+
+
+def _rows(sweep: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of a sweep by their names in records, which are those of their jobs' folders."""
+    return {Row(name=row["name"]).plain_name: row for row in sweep["rows"]}
 
 
 def _tokens(config: RunConfig) -> int | None:

@@ -1,14 +1,21 @@
 """Sweeps on the results page: one table each, a row's mean and spread over its seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from titans.evaluation import paper
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
-from titans.evaluation.report_cells import between, file_name, percent, row_name, with_interval
+from titans.evaluation.report_cells import (
+    between,
+    file_name,
+    memory_depth,
+    percent,
+    row_name,
+    with_interval,
+)
 from titans.evaluation.report_language import covered_text
 from titans.evaluation.report_sources import Sources
 from titans.evaluation.report_tables import table
@@ -24,6 +31,10 @@ PLANNED_NOTE = (
 )
 STARTS = {"random": "random and fixed"}
 """First weights of a memory in other words than their setting's, where that does not tell all."""
+DEPTHS = (
+    "Memory depth: layers of the memory's network (`matrix`: the delta rules have no network; `-`: "
+    "no memory)."
+)
 TUNING = (
     "All rows share the learning rate and schedule of the sweep's base configuration, which is one "
     "of our own variants'; no row was tuned by itself (equal tuning effort: none)."
@@ -83,19 +94,24 @@ def _sweep_section(records: Sequence[Record], published: str, sources: Sources) 
         ),
     )
     rows = []
-    for name in dict.fromkeys(map(row_name, records)):
+    seeds = {}
+    has_depths = any(memory_depth(record) != "-" for record in records)
+    for name in _in_order(records, sources):
         ours = [r for r in records if row_name(r) == name]
-        seeds = len({r.model.name for r in ours})
-        parameters = f"{ours[0].model.num_parameters:,}"
+        seeds[name] = len({r.model.name for r in ours})
+        about = [str(seeds[name]), f"{ours[0].model.num_parameters:,}"]
+        about += [memory_depth(ours[0])] * has_depths
         cells = [_cell(ours, column) for column in columns]
-        rows.append([f"`{name}`", str(seeds), parameters, *_budget(ours, sources), *cells])
-    titles = [column.title for column in columns]
-    head = ["row", "seeds", "parameters", "training tokens", "minutes", *titles]
+        rows.append([f"`{name}`", *about, *_budget(ours, sources), *cells])
+    titles = ["memory depth"] * has_depths + ["training tokens", "minutes"]
+    head = ["row", "seeds", "parameters", *titles, *(column.title for column in columns)]
     heading = records[0].sweep + "".join(f", on {Path(name).stem}" for name in _texts(records))
     notes = [
         "Mean over the seeds and, behind it, their standard deviation; one seed stands alone with "
         "its 95 % interval.",
+        _about_seeds(seeds),
         _about_accuracy(records),
+        DEPTHS if has_depths else "",
         TUNING,
         covered_text([record for record in records if record.task == "lm"]),
         PLANNED_NOTE if any(PLANNED in cell for row in rows for cell in row) else "",
@@ -104,6 +120,22 @@ def _sweep_section(records: Sequence[Record], published: str, sources: Sources) 
         f"## Sweep: {heading}\n\n{' '.join(filter(None, notes))}\n\n{table(head, rows)}"
         f"{_about_depth(records)}{published}\n{_how_made(records, sources)}"
     )
+
+
+def _in_order(records: Sequence[Record], sources: Sources) -> list[str]:
+    """The rows: the full model first, then as in the sweep's file, then what that does not have."""
+    order = ["full", *sources.rows(records[0].command)]
+    names = dict.fromkeys(map(row_name, records))
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _about_seeds(seeds: Mapping[str, int]) -> str:
+    """Which rows have fewer seeds than others; nothing where all have as many."""
+    most = max(seeds.values())
+    fewer = ", ".join(f"`{name}` has {count}" for name, count in seeds.items() if count < most)
+    if not fewer:
+        return ""
+    return f"Of {most} seeds {fewer}; the records do not tell why ([log](log/evaluation.md))."
 
 
 def _about_accuracy(records: Sequence[Record]) -> str:
@@ -149,10 +181,11 @@ def _how_made(records: Sequence[Record], sources: Sources) -> str:
     tested = "".join(f", tested on `{name}`" for name in _texts(records))
     seconds = math.fsum(record.seconds for record in records)
     made = f"Made by `{command}`{tested}, commit {commit}. Testing took {seconds:.0f} s in all."
-    variables = sources.variables(command)
+    variables = sources.variables(records[0])
     if not variables:
         return f"{made}\n"
-    names, given = " and ".join(variables), " ".join(f"{name}=..." for name in variables)
+    names = " and ".join(variables)
+    given = " ".join(f"{name}={value}" for name, value in variables.items())
     return f"{made} The sweep's file needs {names} in the environment: `{given} {command}`.\n"
 
 

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from titans.evaluation.records import Record
 from titans.evaluation.report_tables import table
 from titans.evaluation.report_target_parts import MET, REPORTED, Target
-from titans.evaluation.report_targets_sweeps import ablation_targets, language_targets
+from titans.evaluation.report_targets_sweeps import (
+    ablation_targets,
+    depth_target,
+    language_targets,
+)
 from titans.evaluation.report_targets_tasks import (
     needle_targets,
     question_targets,
@@ -38,6 +42,7 @@ def targets_section(records: Sequence[Record]) -> str:
         *question_targets(alone),
         *language_targets(records),
         *ablation_targets(records),
+        depth_target(records),
     ]
     rows = [[t.text, t.measured or "-", t.verdict, _reason(t)] for t in targets]
     return f"{HEAD}\n{table(['target', 'measured', 'verdict', 'reason'], rows)}"

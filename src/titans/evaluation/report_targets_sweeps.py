@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record
-from titans.evaluation.report_cells import row_name
+from titans.evaluation.report_cells import memory_depth, row_name
 from titans.evaluation.report_language import whole_windows
 from titans.evaluation.report_mqar import mean_accuracy
 from titans.evaluation.report_sweeps import mean_and_spread
 from titans.evaluation.report_target_parts import (
     ABSENT,
+    MET,
+    REPORTED,
     VARIANTS,
     Target,
     in_percent,
@@ -99,6 +101,7 @@ def _row_bits(records: Sequence[Record], row: str, length: int) -> _Bits | None:
     return _Bits(mean - spread, mean, mean + spread)
 
 
+MAC_SWEEP = "variants"
 MAC_ROWS = {"mac": "mac", "mac-without-persistent-memory": "no-persistent-memory"}
 """The recall sweep's model, LMM, has no persistent memory: rows of the variants stand in."""
 WHOLE_ON_RECALL = {"no-persistent-memory": "mac"}
@@ -112,13 +115,14 @@ def ablation_targets(records: Sequence[Record]) -> list[Target]:
     for name in ABLATIONS:
         row = name.replace(" ", "-")
         shown, parts = [], []
-        for title, values in (("recall", on_recall), ("text", on_text)):
-            whole = WHOLE_ON_RECALL.get(row, "full") if title == "recall" else "full"
+        for task, values in (("recall", on_recall), ("text", on_text)):
+            is_recall = task == "recall"
+            whole = WHOLE_ON_RECALL.get(row, "full") if is_recall else "full"
+            title = task if whole == "full" else f"{task} (`{whole}` of the sweep `{MAC_SWEEP}`)"
             if whole not in values or row not in values:
                 shown.append(f"{title}: {ABSENT}")
                 parts.append(None)
                 continue
-            is_recall = title == "recall"
             found = direction(values[row], values[whole], higher_is_better=is_recall)
             cells = " against ".join(_with_spread(values[key], is_recall) for key in (row, whole))
             shown.append(f"{title}: {cells}, {found}")
@@ -126,6 +130,48 @@ def ablation_targets(records: Sequence[Record]) -> list[Target]:
         text = f"Ablation: {name} worse than the full model, as in the paper, on recall and on text"
         targets.append(Target(text, "; ".join(shown), verdict(parts)))
     return targets
+
+
+DEPTHS = ("1", "2", "3", "4")
+DEPTH_ROWS = ("linear-memory", "full", "depth-3", "depth-4")
+"""Rows of the recall sweep that differ in nothing but what a depth brings with it."""
+
+
+def depth_target(records: Sequence[Record]) -> Target:
+    """What each depth of the memory comes to, on recall and in speed of training."""
+    measured = {"recall": _recall_by_depth(records), **_speeds_by_depth(records)}
+    if len(measured) == 1:
+        measured["training"] = {}
+    cells = {
+        title: [values.get(depth, ABSENT) for depth in DEPTHS] for title, values in measured.items()
+    }
+    result = verdict(None if cell == ABSENT else True for row in cells.values() for cell in row)
+    shown = "; ".join(f"{title} {' / '.join(row)}" for title, row in cells.items())
+    return Target(
+        "Memory depth 1 to 4 on recall and on throughput: reported",
+        "" if result == ABSENT else f"depth {' / '.join(DEPTHS)}: {shown}",
+        REPORTED if result == MET else result,
+    )
+
+
+def _recall_by_depth(records: Sequence[Record]) -> dict[str, str]:
+    """Mean and spread of the recall sweep's rows, by the depth that their records tell."""
+    depths = {row_name(r): memory_depth(r) for r in records if r.sweep == "recall"}
+    values = _recall_values(records)
+    rows = [row for row in DEPTH_ROWS if row in depths and row in values]
+    return {depths[row]: _with_spread(values[row], is_recall=True) for row in rows}
+
+
+def _speeds_by_depth(records: Sequence[Record]) -> dict[str, dict[str, str]]:
+    """Tokens per second in training, by model and length, then by depth."""
+    speeds: dict[str, dict[str, str]] = {}
+    for record in records:
+        for score in record.scores:
+            if score.matches("tokens_per_second", phase="train") and score.detail.get("depth"):
+                place = f"`{record.model.name}` at {format_length(score.length or 0)}"
+                row = speeds.setdefault(f"training of {place} (tokens/s)", {})
+                row.setdefault(str(score.detail["depth"]), f"{score.value:.0f}")
+    return speeds
 
 
 def direction(ablated: Sequence[float], full: Sequence[float], *, higher_is_better: bool) -> str:
@@ -148,9 +194,9 @@ def _recall_values(records: Sequence[Record]) -> dict[str, list[float]]:
         if record.task != "mqar" or record.options.get("setting") != "b":
             continue
         row = row_name(record)
-        if record.sweep == "variants":
+        if record.sweep == MAC_SWEEP:
             row = MAC_ROWS.get(row)
-        if row is not None and record.sweep in ("recall", "variants"):
+        if row is not None and record.sweep in ("recall", MAC_SWEEP):
             values.setdefault(row, []).append(mean_accuracy(record))
     return values
 
