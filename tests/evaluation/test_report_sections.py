@@ -1,12 +1,15 @@
 """Sections of docs/results.md that sort or join rows: throughput, MQAR and BABILong."""
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from evaluation.report_records import accuracies, named, record, rows_of, speeds
 from titans.evaluation import paper
 from titans.evaluation.records import Record, Value, accuracy_score, mean_score
+from titans.evaluation.report_depths import depth_caption, depth_section
 from titans.evaluation.report_mqar import mqar_section
 from titans.evaluation.report_questions import babilong_section
 from titans.evaluation.report_throughput import throughput_section
@@ -39,6 +42,20 @@ def test_own_depth_is_never_filled_from_a_given_depth(order: int) -> None:
         ["`stand-in`", "train", "2", "22", "-"],
         ["`stand-in`", "train", "own", "-", "33"],
     ]
+
+
+def test_own_depth_has_its_number_and_two_readings_of_it_are_held_together() -> None:
+    own = speeds({512: 100, 2_048: 100, 4_096: 7}, phase="train")
+    given = speeds({512: 120, 2_048: 80}, phase="train", depth=2)
+    other = speeds({512: 500}, phase="train", depth=1)
+    records = [named(r, "lmm", memory_depth=2) for r in (own, given, other)]
+    section = throughput_section(records)
+    assert [row[2] for row in rows_of(section)] == ["own (2)", "2", "1"]
+    assert "`lmm` was read twice at depth 2" in section
+    assert "lie apart by 20 to 25 % (train);" in section
+    assert "read twice" not in throughput_section([records[0], records[2]])
+    attention = dataclasses.replace(own, model=dataclasses.replace(own.model, variant="swa"))
+    assert rows_of(throughput_section([attention]))[0][2] == "-"
 
 
 def test_the_share_is_of_the_record_that_has_the_speed() -> None:
@@ -120,3 +137,27 @@ def test_the_mean_of_five_tasks_is_of_one_model_that_was_asked_them_all() -> Non
     split = [*five[:4], named(five[4], "other")]
     assert not any("mean" in row[1] for row in rows_of(babilong_section(split)))
     assert "Our means" not in babilong_section(split)
+
+
+def by_depth(values: Sequence[float]) -> Record:
+    scores = [
+        accuracy_score([value] * 4, length=2_048, detail={"kind": "n", "depth": depth / 2})
+        for depth, value in enumerate(values)
+    ]
+    terms = {"answer_tokens": 40, "words": None, "haystack": "essays@1"}
+    return named(record("s-niah", scores, **terms), "lmm", write_threshold=0.5)
+
+
+def test_a_map_says_what_it_is_of_and_where_it_is_worst(tmp_path: Path) -> None:
+    assert depth_caption(by_depth([0.25, 1, 0.75])) == (
+        "`lmm`, threshold 0.5. S-NIAH-N: 4 samples per cell, answer tokens 40, key words built in, "
+        "haystack `essays`. Worst: 25.0 [4.6, 69.9] at 2K, depth 0 %; 2 of 3 cells are below 100. "
+        "Made by `titans eval s-niah`, commit abc."
+    )
+    tie = depth_caption(by_depth([0.5, 1, 0.5]))
+    assert "at 2K, depth 0 % and at 2K, depth 100 %; 2 of 3 cells" in tie
+    assert "No cell of 2 is below 100." in depth_caption(by_depth([1, 1]))
+    section = depth_section([by_depth([1, 1])], tmp_path / "figures")
+    link = section.index("![lmm, depth and length](figures/s-niah-lmm.png)")
+    assert link < section.index("No cell of 2") and (tmp_path / "figures/s-niah-lmm.png").exists()
+    assert not depth_section([recall("plain", 1.0)], tmp_path)

@@ -55,4 +55,6 @@ def _draw_panel(axis: Axes, scores: list[Score], kind: str) -> None:
     axis.set_title(kind.upper())
     for (row, column), value in np.ndenumerate(grid):
         if not np.isnan(value):
-            axis.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=7)
+            colour = "white" if abs(value - 0.5) > 0.4 else "black"  # both ends are dark
+            shown = f"{100 * value:.0f}"
+            axis.text(column, row, shown, ha="center", va="center", fontsize=8, color=colour)

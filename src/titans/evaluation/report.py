@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from titans.evaluation.figures import draw_pictures
-from titans.evaluation.heatmap import depth_scores, draw_heat_map
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, load_records
 from titans.evaluation.report_cells import (
@@ -20,6 +19,7 @@ from titans.evaluation.report_cells import (
     percent,
     plain_score,
 )
+from titans.evaluation.report_depths import depth_section
 from titans.evaluation.report_language import language_section
 from titans.evaluation.report_mqar import mqar_section
 from titans.evaluation.report_needles import needle_section, s_niah_section
@@ -109,15 +109,7 @@ def write_report(results: Path, page: Path, figures: Path, sources: Sources) -> 
     """Write the page and its pictures, one of them for each record that has depths."""
     records = load_records(results)
     text = render(records, draw_pictures(records, figures), sources)
-    drawn = []
-    for record in records:
-        if depth_scores(record):
-            file = figures / f"{record.task}-{record.model.name}.png"
-            draw_heat_map(record, file)
-            drawn.append(f"![{record.model.name}, depth and length]({figures.name}/{file.name})\n")
-    if drawn:
-        text += "\n## Depth and length\n\n" + "\n".join(drawn)
-    page.write_text(text, encoding="utf-8")
+    page.write_text(text + depth_section(records, figures), encoding="utf-8")
 
 
 def main(words: Sequence[str] | None = None) -> int:

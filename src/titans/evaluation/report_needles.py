@@ -88,12 +88,12 @@ def _s_niah_rows(records: Sequence[Record], kind: str) -> dict[Row, dict[int, Sc
         for record in ours:
             for score in record.scores:
                 if score.length and score.matches("accuracy", kind=kind, depth=None):
-                    row = (name, _terms(record, score, kind))
+                    row = (name, needle_terms(record, score, kind))
                     rows.setdefault(row, {}).setdefault(score.length, score)
     return rows
 
 
-def _terms(record: Record, score: Score, kind: str) -> tuple[str, ...]:
+def needle_terms(record: Record, score: Score, kind: str) -> tuple[str, ...]:
     """The cells below `TERMS`."""
     words = record.options.get("words")
     return (

@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from titans.evaluation import paper
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score, Value
-from titans.evaluation.report_cells import between, by_model, lengths_of, with_interval
+from titans.evaluation.report_cells import (
+    WITHOUT_MEMORY,
+    between,
+    by_model,
+    lengths_of,
+    memory_depth,
+    with_interval,
+)
 from titans.evaluation.report_tables import table
 
 
@@ -17,15 +24,51 @@ def throughput_section(records: Sequence[Record]) -> str:
         kinds = dict.fromkeys((s.detail["phase"], s.detail.get("depth")) for s in _speeds(ours))
         for phase, depth in kinds:
             cells = [_cell(ours, n, phase, depth) for n in lengths]
-            rows.append([name, str(phase), "own" if depth is None else str(depth), *cells])
+            label = _own_depth(ours[0]) if depth is None else str(depth)
+            rows.append([name, str(phase), label, *cells])
     head = ["tokens/s", "phase", "memory depth", *map(format_length, lengths)]
     samples = sorted({score.samples for score in _speeds(records)})
     note = (
         f"On one thread, means of {between(samples)} repetitions with their 95 % intervals (normal "
         "ones, which are too narrow for so few repetitions); in round brackets the memory's share "
-        "of the time, against the same model without its memories.\n\n"
+        "of the time, against the same model without its memories."
     )
-    return note + table(head, rows) + "\n" + _published()
+    notes = " ".join([note, *_two_readings(records)])
+    return f"{notes}\n\n{table(head, rows)}\n{_published()}"
+
+
+def _own_depth(record: Record) -> str:
+    """The depth that a model has by itself, with its number where the record tells it."""
+    depth = memory_depth(record)
+    if depth == "-":
+        return depth if record.model.variant in WITHOUT_MEMORY else "own"
+    return f"own ({depth})"
+
+
+def _two_readings(records: Sequence[Record]) -> list[str]:
+    """Of each model with two readings of one thing, at its own depth and at that depth given, how
+    far they lie apart."""
+    notes = []
+    for name, ours in by_model(records).items():
+        depth = memory_depth(ours[0])
+        apart: dict[str, list[float]] = {}
+        for given in (s for s in _speeds(ours) if str(s.detail.get("depth")) == depth):
+            phase = given.detail["phase"]
+            for own in _speeds(ours):
+                if own.matches("tokens_per_second", given.length, phase=phase, depth=None):
+                    slow, fast = sorted((own.value, given.value))
+                    apart.setdefault(str(phase), []).append(fast / slow - 1)
+        if apart:
+            spread = ", ".join(
+                f"{between(sorted({round(100 * gap) for gap in gaps}))} % ({phase})"
+                for phase, gaps in apart.items()
+            )
+            notes.append(
+                f"{name} was read twice at depth {depth}, as its own depth and as a given one: the "
+                "same model at different moments of a shared machine. The two readings lie apart "
+                f"by {spread}; rows that differ by no more than that are not told apart."
+            )
+    return notes
 
 
 def _speeds(records: Sequence[Record]) -> list[Score]:
