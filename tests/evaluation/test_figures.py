@@ -1,5 +1,6 @@
 """Pictures of docs/results.md: what the records give, beside what the paper gives."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -63,11 +64,43 @@ def test_s_niah_has_a_panel_per_kind_that_was_measured(tmp_path: Path) -> None:
     assert lines_of(first, dashed=False) == {"stand-in": {2_048: 50, 4_096: 100, 16_384: 75}}
     assert lines_of(second, dashed=False) == {"other, threshold 0.5": {4_096: 25}}
     published = lines_of(second, dashed=True)
-    assert list(published["Titans MAC (paper)"].values()) == list(paper.S_NIAH["Titans MAC"]["w"])
-    assert {label.split(" (")[0] for label in published} == {
-        *(f"Titans {name}" for name in ("LMM", "MAC", "MAG", "MAL")),
-        "TTT",
-    }
+    assert published.keys() == {"TTT (paper)"}
+    assert list(published["TTT (paper)"].values()) == list(paper.S_NIAH["TTT"]["w"])
+
+
+def test_s_niah_spans_the_papers_variants_with_a_grey_area(tmp_path: Path) -> None:
+    records = [accuracies("s-niah", {2_048: 0.5}, kind="w")]
+    file = tmp_path / "a.png"
+    (axis,) = drawn(draw_s_niah(records, file), file)
+    (area,) = axis.collections
+    corners = area.get_paths()[0].vertices
+    titans = [values["w"] for name, values in paper.S_NIAH.items() if name.startswith("Titans")]
+    assert len(titans) == 4
+    for place, length in enumerate(paper.S_NIAH_LENGTHS):
+        heights = {float(y) for x, y in corners if x == length}
+        values = [row[place] for row in titans]
+        assert heights == {min(values), max(values)}
+
+
+def test_s_niah_draws_equal_models_side_by_side_and_names_each_once(tmp_path: Path) -> None:
+    def asked(name: str, **options: object) -> Record:
+        found = named(accuracies("s-niah", {2_048: 1, 4_096: 1}, kind="n"), name)
+        return dataclasses.replace(found, options={"haystack": "essays@1", **options})
+
+    records = [asked("a"), asked("a", each_file=True), asked("b"), asked("b", each_file=True)]
+    figure = draw_s_niah(records, tmp_path / "a.png")
+    assert figure is not None
+    ours = [line for line in figure.axes[0].lines if line.get_linestyle() != "--"]
+    places = [round(float(line.get_transform().transform((2_048, 100))[0]), 3) for line in ours]
+    assert places[0] == places[1] < places[2] == places[3], "a model stands at one place"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "a",
+        "b",
+        "in essays",
+        "in essays, each file",
+        "TTT (paper)",
+        "Titans LMM, MAC, MAG, MAL (paper)",
+    ]
 
 
 def test_lengths_are_written_as_in_the_tables(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Each `draw_*` takes the records of its task, writes a PNG and returns the figure
 has what it shows, it writes nothing and returns None.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from titans.evaluation.figure_parts import (
     add_legend,
     choose_looks,
     make_panels,
+    plot_band,
     plot_ours,
     plot_published,
     save_figure,
@@ -31,7 +33,7 @@ TITANS = ("Titans LMM", "Titans MAC", "Titans MAG", "Titans MAL")
 
 
 def draw_s_niah(records: Sequence[Record], path: Path) -> Figure | None:
-    """Accuracy by length, one panel per kind of needle."""
+    """Accuracy by length, one panel per kind of needle; our models side by side at each length."""
     kinds = {
         kind: _by_length(by_haystack(records, kind), "accuracy", kind=kind)
         for kind in ("pk", "n", "w")
@@ -39,18 +41,22 @@ def draw_s_niah(records: Sequence[Record], path: Path) -> Figure | None:
     kinds = {kind: _in_percent(ours) for kind, ours in kinds.items() if ours}
     if not kinds:
         return None
-    figure, axes = make_panels(len(kinds), width=4)
+    figure, axes = make_panels(*(3 + 0.3 * _doublings(ours) for ours in kinds.values()), height=5)
     looks = choose_looks(kinds.values())
     for axis, (kind, ours) in zip(axes, kinds.items(), strict=True):
-        rows = {model: paper.S_NIAH[model][kind] for model in (*TITANS, "TTT")}
-        published = _published(rows, paper.S_NIAH_LENGTHS)
-        plot_ours(axis, ours, looks)
-        plot_published(axis, published)
-        scale_lengths(axis, published, ours)
+        variants, ttt = (
+            _published({model: paper.S_NIAH[model][kind] for model in models}, paper.S_NIAH_LENGTHS)
+            for models in (TITANS, ("TTT",))
+        )
+        plot_ours(axis, ours, looks, apart=5)
+        plot_published(axis, ttt)
+        plot_band(axis, variants, "Titans LMM, MAC, MAG, MAL (paper)")
+        scale_lengths(axis, ttt, ours)
+        axis.margins(x=0.08)
         axis.set_ylim(-4, 104)
         axis.set_title(f"S-NIAH-{kind.upper()}")
     axes[0].set_ylabel("accuracy (per cent)")
-    add_legend(figure, columns=3)
+    add_legend(figure, columns=4, looks=looks)
     return save_figure(figure, path)
 
 
@@ -65,7 +71,7 @@ def draw_babilong(records: Sequence[Record], path: Path) -> Figure | None:
     }
     if not ours:
         return None
-    figure, (axis,) = make_panels(1, width=8, height=5.4)
+    figure, (axis,) = make_panels(8, height=5.4)
     published = _published(paper.BABILONG, paper.BABILONG_LENGTHS, "paper, mean qa1-5")
     plot_ours(axis, ours, choose_looks([ours]))
     plot_published(axis, published)
@@ -83,7 +89,7 @@ def draw_throughput(records: Sequence[Record], path: Path) -> Figure | None:
     phases = {phase: ours for phase, ours in phases.items() if ours}
     if not phases:
         return None
-    figure, axes = make_panels(len(phases), width=4)
+    figure, axes = make_panels(*[4] * len(phases))
     looks = choose_looks(phases.values())
     for axis, (phase, ours) in zip(axes, phases.items(), strict=True):
         plot_ours(axis, ours, looks)
@@ -106,7 +112,7 @@ def draw_speed_by_length(records: Sequence[Record], path: Path) -> Figure | None
         return None
     rows = {model: paper.THROUGHPUT[model] for model in ("Transformer++", *TITANS)}
     published = _relative(_published(rows, paper.THROUGHPUT_LENGTHS), first)
-    figure, (axis,) = make_panels(1, width=6.4, height=4.6)
+    figure, (axis,) = make_panels(6.4, height=4.6)
     plot_ours(axis, ours, choose_looks([ours]))
     plot_published(axis, published)
     scale_lengths(axis, published, ours)
@@ -125,7 +131,7 @@ def draw_speed_by_depth(records: Sequence[Record], path: Path) -> Figure | None:
     first = format_length(paper.DEPTH_THROUGHPUT_LENGTHS[0])
     depths = {depth: speeds[0] for depth, speeds in paper.DEPTH_THROUGHPUT.items()}
     published = _relative({f"Titans LMM, {first} (paper)": depths}, 1)
-    figure, (axis,) = make_panels(1, width=6.4, height=4.2)
+    figure, (axis,) = make_panels(6.4)
     plot_ours(axis, ours, choose_looks([ours]))
     plot_published(axis, published)
     axis.set_xticks(sorted({n for line in (*ours.values(), depths) for n in line}))
@@ -186,6 +192,12 @@ def _by_length(groups: Mapping[str, Sequence[Record]], metric: str, **detail: st
         if points:
             lines[name.replace("`", "")] = points
     return lines
+
+
+def _doublings(lines: Lines) -> float:
+    """How often the shortest length doubles until the longest is reached."""
+    lengths = [length for points in lines.values() for length in points]
+    return math.log2(max(lengths) / min(lengths))
 
 
 def _speeds(records: Sequence[Record], phase: str) -> Lines:

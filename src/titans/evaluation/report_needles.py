@@ -72,7 +72,8 @@ def s_niah_section(records: Sequence[Record]) -> str:
         "a haystack of its own, and samples take turns. Thresholds, and in "
         "part haystacks for training and checkpoints, were chosen on the same test novels with "
         "other samples; the last runs of MAC and MAG and TTT's threshold were judged on four other "
-        "novels ([log](log/evaluation.md)).\n\n"
+        "novels ([log](log/evaluation.md)). In the picture our models stand side by side at each "
+        "length, and the grey area spans the paper's four variants.\n\n"
     )
     return note + "\n".join(parts)
 
