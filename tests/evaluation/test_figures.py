@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -73,7 +74,7 @@ def test_s_niah_spans_the_papers_variants_with_a_grey_area(tmp_path: Path) -> No
     file = tmp_path / "a.png"
     (axis,) = drawn(draw_s_niah(records, file), file)
     (area,) = axis.collections
-    corners = area.get_paths()[0].vertices
+    corners = np.asarray(area.get_paths()[0].vertices)
     titans = [values["w"] for name, values in paper.S_NIAH.items() if name.startswith("Titans")]
     assert len(titans) == 4
     for place, length in enumerate(paper.S_NIAH_LENGTHS):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -21,7 +21,8 @@ Lines = Mapping[str, Points]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which colour-blind readers tell apart."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLES = ("-", ":", "-.")
+Style = Literal["-", ":", "-."]
+STYLES: tuple[Style, ...] = ("-", ":", "-.")
 ON = ", on "
 """In a label, what stands between a model and the text that it was measured on."""
 
@@ -31,7 +32,7 @@ class Look(NamedTuple):
 
     colour: str
     marker: str
-    style: str
+    style: Style
 
 
 def make_panels(*widths: float, height: float = 4.2) -> tuple[Figure, list[Axes]]:
