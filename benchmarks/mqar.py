@@ -123,8 +123,7 @@ class Zoo(nn.Module):
 
     def state_numbers(self) -> int:
         """What the mixer keeps of a text: weights, and momentum where the rule has it."""
-        weights = sum(w.numel() for w in self.memory.initial_memory)
-        return weights * (2 if self.memory.gates.settings.use_momentum else 1)
+        return self.memory.written_numbers * (2 if self.memory.gates.settings.use_momentum else 1)
 
 
 class ZooSubject:

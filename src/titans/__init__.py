@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from titans import ops as ops
     from titans.layers.gates import GateSettings as GateSettings
     from titans.layers.memory import NeuralMemory as NeuralMemory
-    from titans.layers.memory import Parts as Parts
     from titans.layers.memory_networks import MLP as MLP
+    from titans.layers.memory_parts import Parts as Parts
     from titans.layers.memory_state import NeuralMemoryState as NeuralMemoryState
     from titans.ops import ScanOptions as ScanOptions
 
@@ -21,7 +21,7 @@ _HOMES = {
     "MLP": "titans.layers.memory_networks",
     "NeuralMemory": "titans.layers.memory",
     "NeuralMemoryState": "titans.layers.memory_state",
-    "Parts": "titans.layers.memory",
+    "Parts": "titans.layers.memory_parts",
     "ScanOptions": "titans.ops",
     "ops": "titans",
 }

@@ -8,8 +8,9 @@ from titans.analysis import forgetting_curve, trace_memory
 from titans.analysis.records import Forgetting, Trace
 from titans.analysis.tracing import Limits
 from titans.layers.gates import GateSettings
-from titans.layers.memory import NeuralMemory, Parts
+from titans.layers.memory import NeuralMemory
 from titans.layers.memory_networks import linear
+from titans.layers.memory_parts import Parts
 from titans.ops import ScanOptions
 
 DIM = 160

@@ -308,6 +308,29 @@ def test_keys_and_values_of_unequal_width(conv_size: int) -> None:
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in memory.parameters())
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("written", ["first", "last"])
+def test_one_layer_alone_is_written(written: str, bias: bool) -> None:
+    """The others are ordinary weights: learned, and the same after any text."""
+    options = ScanOptions(written=written, forget_towards="zero")  # type: ignore[arg-type]
+    memory = layer(init="random", memory=MLP(bias=bias), options=options)
+    start, after = memory.initial_state(2), memory.write(tokens())
+    per_layer = 2 if bias else 1
+    changed = [
+        not torch.equal(a, s)
+        for a, s in zip(after.memory.weights, start.memory.weights, strict=True)
+    ]
+    expected = [written == "first"] * per_layer + [written == "last"] * per_layer
+    assert changed == expected
+    learned = [name for name, _ in memory.named_parameters() if name.startswith("memory_")]
+    assert learned == [f"memory_{i}" for i, is_written in enumerate(expected) if not is_written]
+    sizes = [w.numel() for w in memory.initial_memory]
+    assert memory.written_numbers == sum(n for n, w in zip(sizes, expected, strict=True) if w)
+    y, _ = memory(tokens())
+    y.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in memory.parameters())
+
+
 def test_an_empty_first_layer_is_written_first() -> None:
     """The others see nothing but zeros in the first chunk, and little behind it."""
     memory = layer(init="zero_first")

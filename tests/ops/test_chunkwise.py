@@ -62,6 +62,8 @@ def test_any_setting(data: st.DataObject) -> None:
     threshold = draw(st.sampled_from([None, 1.0, 4.0]))
     options = ScanOptions(
         loss=draw(st.sampled_from(["l2", "huber", "lp"])),
+        momentum=draw(st.booleans()),
+        written=draw(st.sampled_from(["all", "first", "last"])),
         forget_towards=draw(st.sampled_from(["zero", "initial"])),
         max_grad_norm=draw(st.sampled_from([None, 0.7])),
         surprise_threshold=threshold,

@@ -29,14 +29,24 @@ def generic_scan(queries, keys, values, gates, state, *, options, return_surpris
     return network.scan(queries, keys, values, gates, state, options=options, **settings)
 
 
+WHOLE = [name for name, options in OPTIONS.items() if options.written == "all"]
+"""A network of one's own is written as a whole."""
+
+
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", ["plain", *OPTIONS])
+@pytest.mark.parametrize("name", ["plain", *WHOLE])
 def test_generic_path_matches_the_specification(name: str, masked: bool) -> None:
     inputs = memory_inputs(time=13, bias=True, options=OPTIONS.get(name))
     if masked:
         inputs.mask = random_mask(2, 13)
         inputs.write_mask = random_mask(2, 13, seed=2)
     assert_parity(generic_scan, reference.scan_memory, inputs, chunk_size=5)
+
+
+def test_single_layers_of_a_network_are_refused() -> None:
+    inputs = memory_inputs(time=3, bias=True, options=OPTIONS["first_layer"])
+    with pytest.raises(ValueError, match="written='first' needs an MLP"):
+        assert_parity(generic_scan, reference.scan_memory, inputs, chunk_size=2)
 
 
 def test_residual_memory() -> None:

@@ -21,6 +21,7 @@ CASES: dict[str, dict[str, object]] = {
     "mal": {"variant": "mal"},
     "mal-one-layer": {"variant": "mal", "memory_layers": [1]},
     "lmm-narrow-values": {"variant": "lmm", "memory_value_dim": 3, "memory_init": "zero_first"},
+    "lmm-first-layer": {"variant": "lmm", "memory_written": "first"},
     "mal-bare": {
         "variant": "mal",
         "num_persistent": 0,

@@ -158,6 +158,13 @@ OPTIONS = {
     "lp": ScanOptions(loss="lp", lp_power=3.0),
     "lp1.5": ScanOptions(loss="lp", lp_power=1.5),
     "towards_initial": ScanOptions(forget_towards="initial"),
+    "first_layer": ScanOptions(written="first"),
+    "last_layer": ScanOptions(written="last", forget_towards="initial"),
+    "first_layer_stable": ScanOptions(written="first", forget_towards="initial", step_limit=0.3),
+    "no_momentum": ScanOptions(momentum=False),
+    "no_momentum_first_layer": ScanOptions(
+        momentum=False, written="first", forget_towards="initial", step_limit=0.3
+    ),
     "clip": ScanOptions(max_grad_norm=0.5),
     "surprise_loss": ScanOptions(surprise_threshold=3.0),
     "surprise_norm": ScanOptions(surprise_threshold=3.0, surprise_measure="grad_norm"),

@@ -5,7 +5,7 @@ It owns what is learned in training (projections, gates, the memory's initial we
 anything that comes as `[batch, time, dim]`. Paper: sections 3.1 and 4.4.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -16,6 +16,7 @@ from titans import ops
 from titans.errors import StateError
 from titans.layers.gates import GateSettings, MemoryGates
 from titans.layers.memory_networks import LAYER_GAIN, MLP
+from titans.layers.memory_parts import Parts
 from titans.layers.memory_state import NeuralMemoryState
 from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
@@ -32,38 +33,6 @@ dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare re
 
 PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The parts around the memory; each can be switched off, as the ablations do."""
-
-    conv_size: int = 4
-    """Width of the causal convolutions after the projections; 0 is none."""
-    activation: bool = True
-    """SiLU on queries, keys and values."""
-    normalize: bool = True
-    """L2 norm of queries and keys, per head."""
-    value_norm: float | None = 4.0
-    """Length that every value is brought to, per head; None leaves it as projected (the paper).
-    What is read is normalised, so nothing else keeps values from growing in training without end,
-    and with them the memory's loss and its gradients (docs/decisions/0003-stabiliser.md). 4 is
-    four times what an untrained memory answers. Halved for every layer of an `MLP` beyond two."""
-    output_norm: bool = True
-    """RMS norm of what is read, per head."""
-    output_gate: bool = True
-    """Multiply what is read by a sigmoid of a projection of the input."""
-    output_proj: bool = True
-    """Project the heads back to `dim`."""
-    bias: bool = False
-    """Biases in the query, key and value projections."""
-
-    def __post_init__(self) -> None:
-        if self.value_norm is not None and not self.value_norm > 0:
-            raise ValueError(
-                f"value_norm must be above 0, or None to leave values as they are; "
-                f"got {self.value_norm}"
-            )
 
 
 def default_init(depth: int) -> MemoryInit:
@@ -157,14 +126,15 @@ class NeuralMemory(nn.Module):
         if parts.output_proj:
             self.output_proj = nn.Linear(value_inner, dim, bias=False)
         self.network = None if isinstance(memory, MLP) else NetworkMemory(memory)
+        self._has_bias = isinstance(memory, MLP) and memory.bias
         if isinstance(memory, MLP) and memory.residual:
             if head_dim != value_dim:
                 raise ValueError(
                     f"a residual memory adds the key to the value: head_dim ({head_dim}) and "
                     f"value_dim ({value_dim}) must be equal"
                 )
-            options = ScanOptions(**{**vars(options), "residual": True})
-        self.options = options
+            options = replace(options, residual=True)
+        self.options = replace(options, momentum=options.momentum and gates.use_momentum)
         self._set_initial_memory(memory, init)
 
     def _set_initial_memory(self, memory: MLP | nn.Module, init: MemoryInit) -> None:
@@ -186,10 +156,24 @@ class NeuralMemory(nn.Module):
                         nn.init.orthogonal_(head, gain=LAYER_GAIN)
         self._num_memory_parameters = len(parameters)
         for number, parameter in enumerate(parameters):
-            if init in ("random", "zero_first"):
+            if init in ("random", "zero_first") and self._is_written(number):
                 self.register_buffer(f"memory_{number}", parameter)
             else:
                 self.register_parameter(f"memory_{number}", nn.Parameter(parameter))
+
+    def _is_written(self, number: int) -> bool:
+        """Whether a tensor of the memory is written; one that is not is an ordinary weight."""
+        if self.network is not None:
+            return True
+        per_layer = 2 if self._has_bias else 1
+        depth = self._num_memory_parameters // per_layer
+        return self.options.written_layers(depth)[number // per_layer]
+
+    @property
+    def written_numbers(self) -> int:
+        """Numbers of the memory that reading changes, over all heads; momentum not counted."""
+        tensors = enumerate(self.initial_memory)
+        return sum(tensor.numel() for number, tensor in tensors if self._is_written(number))
 
     @property
     def initial_memory(self) -> list[Tensor]:

@@ -111,6 +111,9 @@ class TitansConfig(PreTrainedConfig):
     memory_init: str | None = None
     """The memory's first weights: learned, random (fixed), zero_first (fixed, first layer 0) or
     zero_last (learned, last layer 0); None: learned up to two layers, random beyond."""
+    memory_written: str = "all"
+    """Which of a memory's layers are written: all (the paper), or the first or last alone; the
+    others are ordinary weights."""
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
     step_limit: float | None = 1.0
@@ -174,6 +177,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "memory_rule": ("titans", "ttt", "delta", "gated_delta"),
     "memory_gates": ("token", "chunk", "constant"),
     "memory_init": MEMORY_INITS,
+    "memory_written": ("all", "first", "last"),
     "forget_towards": ("initial", "zero"),
     "memory_gradient": ("full", "truncated"),
     "write_gate": ("none", "associative", "predictive"),

@@ -11,8 +11,9 @@ stabiliser; delta and gated_delta are exact online rules of a matrix that starts
 from torch import Tensor
 
 from titans.layers.gates import GateSettings
-from titans.layers.memory import NeuralMemory, Parts
+from titans.layers.memory import NeuralMemory
 from titans.layers.memory_networks import MLP
+from titans.layers.memory_parts import Parts
 from titans.models.config import TitansConfig
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
 from titans.ops.delta import scan_delta
@@ -99,6 +100,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
         parts=Parts(conv_size=config.memory_conv_kernel, value_norm=config.memory_value_norm),
         init=config.memory_init,  # type: ignore[arg-type]
         options=ScanOptions(
+            written=config.memory_written,  # type: ignore[arg-type]
             forget_towards=config.forget_towards,  # type: ignore[arg-type]
             step_limit=config.step_limit,
             gradient=config.memory_gradient,  # type: ignore[arg-type]

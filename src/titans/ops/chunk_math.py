@@ -7,7 +7,8 @@ Inside a chunk of b tokens every gradient is taken at the chunk's start, so each
 
 The functions work on one stack of rows (batch x heads, here `n`), tokens as rows `[n b dim]`.
 Weight and momentum of a layer lie side by side, `[n out 2*in]`, so that a read, a write and
-their derivatives are one matmul each. A bias is a weight on a constant input of one.
+their derivatives are one matmul each; without momentum the weight stands alone, `[n out in]`.
+A bias is a weight on a constant input of one.
 Derivation: ops/README.md. Called by `ops.chunk_scan`, which owns the loop over chunks.
 """
 
@@ -148,10 +149,17 @@ def loss_curvature(residue: Tensor, options: ScanOptions) -> Tensor | float:
     return 2.0
 
 
-def grad_norm_squared(recall: Recall) -> Tensor:
-    """|grad l|^2 over all layers, `[n b]`: every gradient has rank one, so no matrix is formed."""
-    pairs = zip(recall.deltas, recall.inputs, strict=True)
-    return sum(d.square().sum(-1) * a.square().sum(-1) for d, a in pairs)  # type: ignore[return-value]
+def written_pairs(recall: Recall, options: ScanOptions) -> list[tuple[Tensor, Tensor]]:
+    """a and delta of the layers that are written: the gradient of each is `delta a^T`."""
+    written = options.written_layers(len(recall.deltas))
+    pairs = zip(recall.inputs, recall.deltas, strict=True)
+    return [pair for pair, is_written in zip(pairs, written, strict=True) if is_written]
+
+
+def grad_norm_squared(recall: Recall, options: ScanOptions) -> Tensor:
+    """|grad l|^2 over all written layers, `[n b]`: each has rank one, so no matrix is formed."""
+    pairs = written_pairs(recall, options)
+    return sum(a.square().sum(-1) * d.square().sum(-1) for a, d in pairs)  # type: ignore[return-value]
 
 
 class ReadRows(NamedTuple):
@@ -195,31 +203,49 @@ def read_memory(
     packed: list[Tensor],
     base: list[Tensor] | None,
     biased: list[bool],
+    written: tuple[bool, ...],
 ) -> Read:
     """y_t = M_t(q_t) for all tokens at once (eq. 15)."""
     depth = len(packed)
     inputs, similar, pre = [with_ones(queries, biased[0])], [], []
-    pair = _pair(rows.beta, rows.u)
+    tracks = _tracks(packed, recall, rows.beta, rows.u)
     for layer in range(depth):
         r = inputs[-1]
-        similar.append(torch.bmm(r, recall.inputs[layer].mT))
-        z = torch.bmm(_scaled(r, pair), packed[layer].mT)
-        if base is not None:
-            z = torch.baddbmm(z, r, base[layer].mT)
-        pre.append(torch.baddbmm(z, similar[-1] * rows.writes, recall.deltas[layer], alpha=-1))
+        if written[layer]:
+            similar.append(torch.bmm(r, recall.inputs[layer].mT))
+            z = torch.bmm(_scaled(r, tracks), packed[layer].mT)
+            if base is not None:
+                z = torch.baddbmm(z, r, base[layer].mT)
+            z = torch.baddbmm(z, similar[-1] * rows.writes, recall.deltas[layer], alpha=-1)
+        else:
+            similar.append(r[..., :0])
+            z = torch.bmm(r, _fixed_weight(packed, base, layer, r).mT)
+        pre.append(z)
         if layer < depth - 1:
             inputs.append(with_ones(torch.nn.functional.silu(pre[-1]), biased[layer + 1]))
     return Read(inputs, similar, pre, [])
 
 
-def _pair(first: Tensor, second: Tensor) -> Tensor:
-    """Two factors per token, `[n b 2 1]`, for `_scaled`."""
-    return torch.stack([first, second], dim=-1)[..., None]
+def _fixed_weight(packed: list[Tensor], base: list[Tensor] | None, layer: int, r: Tensor) -> Tensor:
+    """The weight of a layer that is not written, `[n out in]`."""
+    weight = packed[layer][..., : r.shape[-1]]
+    return weight if base is None else weight + base[layer]
 
 
-def _scaled(x: Tensor, pair: Tensor) -> Tensor:
-    """`[first * x, second * x]` side by side."""
-    return (x.unsqueeze(-2) * pair).flatten(-2)
+def _has_momentum(packed: list[Tensor], recall: Recall) -> bool:
+    return packed[0].shape[-1] > recall.inputs[0].shape[-1]
+
+
+def _tracks(packed: list[Tensor], recall: Recall, weight: Tensor, momentum: Tensor) -> Tensor:
+    """Per token a factor for the weights and, where there is any, one for the momentum,
+    `[n b tracks 1]`, for `_scaled`."""
+    factors = [weight, momentum] if _has_momentum(packed, recall) else [weight]
+    return torch.stack(factors, dim=-1)[..., None]
+
+
+def _scaled(x: Tensor, tracks: Tensor) -> Tensor:
+    """x times each factor, side by side."""
+    return (x.unsqueeze(-2) * tracks).flatten(-2)
 
 
 def carry_state(
@@ -227,19 +253,25 @@ def carry_state(
     recall: Recall,
     mixed: Coefficients,
     theta: Tensor,
+    written: tuple[bool, ...],
     into: list[Tensor] | None = None,
 ) -> list[Tensor]:
     """Weights and momentum after the chunk's last token (eq. 13, 14), put `into` there if given."""
     write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
     beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
-    after, pair = [], _pair(write, push)
+    after, tracks = [], _tracks(packed, recall, write, push)
+    has_momentum = _has_momentum(packed, recall)
     for layer, both in enumerate(packed):
+        if not written[layer]:
+            after.append(both.clone() if into is None else into[layer].copy_(both))
+            continue
         a, delta = recall.inputs[layer], recall.deltas[layer]
-        halves = _halves(beta, carry, both)
-        moved = both * halves if into is None else torch.mul(both, halves, out=into[layer])
-        weight, momentum = moved.chunk(2, dim=-1)[0], both.chunk(2, dim=-1)[1]
-        weight.addcmul_(momentum, u)
-        after.append(moved.baddbmm_(delta.mT, _scaled(a, pair), alpha=-1))
+        left = _halves(beta, carry, both) if has_momentum else beta
+        moved = both * left if into is None else torch.mul(both, left, out=into[layer])
+        if has_momentum:
+            weight, momentum = moved.chunk(2, dim=-1)[0], both.chunk(2, dim=-1)[1]
+            weight.addcmul_(momentum, u)
+        after.append(moved.baddbmm_(delta.mT, _scaled(a, tracks), alpha=-1))
     return after
 
 
@@ -268,28 +300,38 @@ def read_memory_backward(
     packed: list[Tensor],
     base: list[Tensor] | None,
     biased: list[bool],
+    written: tuple[bool, ...],
 ) -> ReadGrads:
     """Carry the derivative by the outputs back through `read_memory`."""
     depth = len(packed)
     d_inputs, d_deltas, d_packed, d_base = [], [], [], []
     d_beta = d_u = d_writes = None
-    pair = _pair(rows.beta, rows.u)
+    tracks = _tracks(packed, recall, rows.beta, rows.u)
     for layer in range(depth - 1, -1, -1):
         r, a, similar = read.inputs[layer], recall.inputs[layer], read.similar[layer]
+        if not written[layer]:
+            d_weight = torch.bmm(grad.mT, r)
+            d_packed.insert(0, _like_packed(d_weight, packed[layer]))
+            if base is not None:
+                d_base.insert(0, d_weight)
+            d_inputs.insert(0, torch.zeros_like(a))
+            d_deltas.insert(0, torch.zeros_like(recall.deltas[layer]))
+            d_r = torch.bmm(grad, _fixed_weight(packed, base, layer, r))
+            d_r = d_r[..., : r.shape[-1] - biased[layer]]
+            grad = d_r * read.slopes[layer - 1] if layer else d_r
+            continue
         d_deltas.insert(0, torch.bmm((similar * rows.writes).mT, grad).neg_())
         d_mixed = torch.bmm(grad, recall.deltas[layer].mT).neg_()
         d_similar = d_mixed * rows.writes
         d_writes = (
             d_mixed.mul_(similar) if d_writes is None else d_writes.addcmul_(d_mixed, similar)
         )
-        d_packed.insert(0, torch.bmm(grad.mT, _scaled(r, pair)))
-        pairs = torch.bmm(grad, packed[layer])
-        d_left, d_right = pairs.chunk(2, dim=-1)
-        layer_beta, layer_u = _pair_products(pairs, r)
+        d_packed.insert(0, torch.bmm(grad.mT, _scaled(r, tracks)))
+        d_scaled = torch.bmm(grad, packed[layer])
+        layer_beta, layer_u = _products(d_scaled, r)
         d_beta = layer_beta if d_beta is None else d_beta + layer_beta
         d_u = layer_u if d_u is None else d_u + layer_u
-        d_r = torch.addcmul(d_left * rows.beta[..., None], d_right, rows.u[..., None])
-        d_r = d_r.baddbmm_(d_similar, a)
+        d_r = _unscaled(d_scaled, tracks).baddbmm_(d_similar, a)
         if base is not None:
             d_base.insert(0, torch.bmm(grad.mT, r))
             d_r = d_r.baddbmm_(grad, base[layer])
@@ -317,7 +359,12 @@ class CarryGrads(NamedTuple):
 
 
 def carry_state_backward(
-    grads: list[Tensor], packed: list[Tensor], recall: Recall, mixed: Coefficients, theta: Tensor
+    grads: list[Tensor],
+    packed: list[Tensor],
+    recall: Recall,
+    mixed: Coefficients,
+    theta: Tensor,
+    written: tuple[bool, ...],
 ) -> CarryGrads:
     """Carry the derivative by the next chunk's start back through `carry_state`."""
     write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
@@ -325,16 +372,25 @@ def carry_state_backward(
     d_inputs, d_deltas, d_packed = [], [], []
     d_beta, d_u, d_carry = (theta.new_zeros(theta.shape[0]) for _ in range(3))
     d_write, d_push = torch.zeros_like(theta), torch.zeros_like(theta)
-    pair = _pair(write, push)
-    for grad, both, a, delta in zip(grads, packed, recall.inputs, recall.deltas, strict=True):
-        momentum, d_weight = both.chunk(2, dim=-1)[1], grad.chunk(2, dim=-1)[0]
-        d_deltas.append(torch.bmm(_scaled(a, pair), grad.mT).neg_())
-        pairs = torch.bmm(delta, grad)
-        left, right = pairs.chunk(2, dim=-1)
-        d_inputs.append(torch.addcmul(left * write[..., None], right, push[..., None]).neg_())
-        by_write, by_push = _pair_products(pairs, a)
+    tracks, has_momentum = _tracks(packed, recall, write, push), _has_momentum(packed, recall)
+    layers = zip(grads, packed, recall.inputs, recall.deltas, written, strict=True)
+    for grad, both, a, delta, is_written in layers:
+        if not is_written:
+            d_inputs.append(torch.zeros_like(a))
+            d_deltas.append(torch.zeros_like(delta))
+            d_packed.append(grad.clone())
+            continue
+        d_deltas.append(torch.bmm(_scaled(a, tracks), grad.mT).neg_())
+        d_scaled = torch.bmm(delta, grad)
+        d_inputs.append(_unscaled(d_scaled, tracks).neg_())
+        by_write, by_push = _products(d_scaled, a)
         d_write -= by_write
         d_push -= by_push
+        if not has_momentum:
+            d_beta += (grad * both).sum((-2, -1))
+            d_packed.append(grad * beta)
+            continue
+        momentum, d_weight = both.chunk(2, dim=-1)[1], grad.chunk(2, dim=-1)[0]
         by_beta, by_carry = (grad * both).sum(-2).chunk(2, dim=-1)
         d_beta += by_beta.sum(-1)
         d_carry += by_carry.sum(-1)
@@ -345,11 +401,25 @@ def carry_state_backward(
     return CarryGrads(d_inputs, d_deltas, d_packed, d_write, d_push, d_beta, d_u, d_carry)
 
 
-def _pair_products(pairs: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products of `x` with either half of `pairs`, `[n b]` each."""
-    halves = pairs.unflatten(-1, (2, -1))
-    first, second = (halves * x.unsqueeze(-2)).sum(-1).unbind(-1)
-    return first, second
+def _products(d_scaled: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivative of `_scaled` by either factor, `[n b]` each; 0 where there is one alone."""
+    by_factor = (d_scaled.unflatten(-1, (-1, x.shape[-1])) * x.unsqueeze(-2)).sum(-1).unbind(-1)
+    first = by_factor[0]
+    return first, by_factor[1] if len(by_factor) > 1 else torch.zeros_like(first)
+
+
+def _unscaled(d_scaled: Tensor, tracks: Tensor) -> Tensor:
+    """The derivative of `_scaled` by x."""
+    if tracks.shape[-2] == 1:
+        return d_scaled * tracks[..., 0]
+    left, right = d_scaled.chunk(2, dim=-1)
+    return torch.addcmul(left * tracks[..., 0, :], right, tracks[..., 1, :])
+
+
+def _like_packed(d_weight: Tensor, packed: Tensor) -> Tensor:
+    """The derivative by a weight and the momentum beside it, which the layer does not use."""
+    missing = packed.shape[-1] - d_weight.shape[-1]
+    return torch.nn.functional.pad(d_weight, (0, missing))
 
 
 class RecallGrads(NamedTuple):

@@ -47,9 +47,9 @@ class GroupResult(NamedTuple):
     kept: cm.Kept
 
 
-def chunk_start(packed: list[Tensor], base: list[Tensor] | None) -> list[Tensor]:
+def chunk_start(packed: list[Tensor], base: list[Tensor] | None, plan: Plan) -> list[Tensor]:
     """The weights where a fresh chunk takes its gradients."""
-    weights = [both[..., : both.shape[-1] // 2] for both in packed]
+    weights = [both.chunk(plan.tracks, dim=-1)[0] for both in packed]
     return weights if base is None else [w + b for w, b in zip(weights, base, strict=True)]
 
 
@@ -86,7 +86,7 @@ def write_chunk(
     `mixed` is None where it hangs on what the tokens meet, and is made here.
     """
     biased, options = list(plan.biased), plan.options
-    at = chunk_start(packed, base) if start is None else start
+    at = chunk_start(packed, base, plan) if start is None else start
     recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
     if mixed is None:
@@ -95,11 +95,11 @@ def write_chunk(
     theta = tokens.theta if scale is None else tokens.theta * scale
     if options.step_limit is not None:
         assert squared is not None
-        moved = project_on_gradients(recall, packed, start, base)
+        moved = project_on_gradients(recall, packed, start, base, options)
         factor = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
         scale = factor if scale is None else scale * factor
         theta = theta * factor
-    after = cm.carry_state(packed, recall, mixed, theta, into)
+    after = cm.carry_state(packed, recall, mixed, theta, plan.written, into)
     norm = squared.sqrt() if plan.want_surprise and squared is not None else None
     return Written(recall, mixed, theta, verdict.active, scale, verdict.loss, norm), after
 
@@ -130,7 +130,7 @@ def group_forward(
     queries = cut_rows(tokens.queries, count)
     rows = cm.read_rows(mixed, theta, plan.options)
     read = cm.read_memory(
-        queries, recall, rows, before, repeat_rows(base, count), list(plan.biased)
+        queries, recall, rows, before, repeat_rows(base, count), list(plan.biased), plan.written
     )
     outputs = read.pre[-1] + queries if plan.options.residual else read.pre[-1]
     kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar, mixed)
@@ -235,7 +235,7 @@ def group_backward(
     read = cm.restore_read(cut.queries, kept, biased)
     d_outputs = cut_rows(grads.outputs, count)
     by_read = cm.read_memory_backward(
-        d_outputs, read, recall, rows, memories, repeat_rows(base, count), biased
+        d_outputs, read, recall, rows, memories, repeat_rows(base, count), biased, plan.written
     )
     d_base = None
     if by_read.base is not None:
@@ -296,7 +296,8 @@ class _WritesBackward:
         recall = part_of_tuple(self.recall, number, count)
         mixed = part_of_tuple(self.mixed, number, count)
         theta = chunk_part(self.theta, number, count)
-        by_carry = cm.carry_state_backward(d_packed, packed, recall, mixed, theta)
+        written = self.plan.written
+        by_carry = cm.carry_state_backward(d_packed, packed, recall, mixed, theta, written)
         read_inputs, read_deltas, read_packed = (
             [chunk_part(x, number, count) for x in group]
             for group in (self.by_read.inputs, self.by_read.deltas, self.by_read.packed)
@@ -306,7 +307,7 @@ class _WritesBackward:
             [a.add_(b) for a, b in zip(by_carry.deltas, read_deltas, strict=True)],
             d_loss,
             recall,
-            chunk_start(packed, self.base) if start is None else start,
+            chunk_start(packed, self.base, self.plan) if start is None else start,
             list(self.plan.biased),
             self.plan.options,
         )
@@ -423,7 +424,7 @@ class ChunkScan(torch.autograd.Function):
             outputs.append(found.outputs)
             losses.append(found.loss)
             norms.append(found.grad_norm)
-        last_start = chunk_start(last, base) if given is None else given
+        last_start = chunk_start(last, base, plan) if given is None else given
         ctx.plan, ctx.borders = plan, borders
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -445,7 +446,7 @@ class ChunkScan(torch.autograd.Function):
         run, run_backward = _group_functions(plan.options)
         d_outputs, d_loss = grads[:2]
         d_packed = _or_zeros(grads[3 : 3 + plan.depth], packed)
-        d_start = _or_none(grads[3 + plan.depth :], chunk_start(packed, base))
+        d_start = _or_none(grads[3 + plan.depth :], chunk_start(packed, base, plan))
         if d_outputs is None:
             d_outputs = torch.zeros_like(tokens.values)
         d_tokens = [torch.empty_like(t) for t in tokens[:6]]  # type: ignore[arg-type]

@@ -60,6 +60,8 @@ def scan_memory(
     with torch.autocast(device_type=keys.device.type, enabled=False):
         dtype = state.dtype
         tokens = [t.to(dtype) for t in (queries, keys, values, *gates)]
+        if not options.momentum:
+            tokens[4] = torch.zeros_like(tokens[4])
         active = _active(tokens[5], write_mask, options)
         run = _Run(chunk_size, options, return_surprise)
         rows = align_rows(mask, keys.shape[1], state.position, chunk_size)
@@ -152,15 +154,15 @@ class _Run:
         plan = Plan(pieces, biased, resumed, self.want_surprise, self.options)
         arguments = [to_rows(t) for t in tokens]
         arguments.append(None if active is None else to_rows(active))  # type: ignore[arg-type]
-        arguments += pack(state, base)
+        arguments += pack(state, base, self.options.momentum)
         arguments += stack(state.chunk_weights) if resumed else []
         arguments += base or []
         output, loss, norm, *memory = ChunkScan.apply(plan, *arguments)  # type: ignore[misc]
-        weights, momentum = unpack(memory[: len(biased)], base)
+        weights, momentum = unpack(memory[: len(biased)], base, self.options.momentum)
         start = unstack(memory[len(biased) :], biased, batch)
-        state = state.replace(
-            weights=unstack(weights, biased, batch), momentum=unstack(momentum, biased, batch)
-        )
+        state = state.replace(weights=unstack(weights, biased, batch))
+        if momentum is not None:
+            state = state.replace(momentum=unstack(momentum, biased, batch))
         if not self.want_surprise:
             loss = norm = output.new_zeros(output.shape[:2])
         surprise = Surprise(from_rows(loss, batch), from_rows(norm, batch))

@@ -57,6 +57,8 @@ def step(
     )
     with torch.autocast(device_type=key.device.type, enabled=False):
         inputs = [t.to(state.dtype).flatten(0, 1) for t in (query, key, value, *gates)]
+        if not options.momentum:
+            inputs[4] = torch.zeros_like(inputs[4])
         output, surprise, state = _absorb(inputs, state, chunk_size, mask, write_mask, options)
     output = output.to(value.dtype)
     return (output, state, surprise) if return_surprise else (output, state)
@@ -128,7 +130,8 @@ def _factor(
     base = stack(state.initial_weights) if options.forget_towards == "initial" else None
     assert verdict.grad_norm_squared is not None
     mixed = mixing.coefficients(alpha, eta, None)
-    moved = project_on_gradients(recall, pack(state, base), start, base)
+    packed = pack(state, base, options.momentum)
+    moved = project_on_gradients(recall, packed, start, base, options)
     theta = theta if scale is None else theta * scale
     factor = stabilise(eta, theta, verdict.grad_norm_squared, recall, mixed, moved, options)
     return factor if scale is None else scale * factor
@@ -149,15 +152,20 @@ def _write(
         stack(state.initial_weights),
         recall.deltas,
         recall.inputs,
+        options.written_layers(len(recall.deltas)),
         strict=True,
     )
     weights, momentum = [], []
-    for w, s, w0, delta, a in pairs:
+    for w, s, w0, delta, a, is_written in pairs:
+        if not is_written:
+            weights.append(w)
+            momentum.append(s)
+            continue
         pushed = torch.baddbmm(s * eta, (delta * theta).mT, a, alpha=-1)
         moved = torch.addcmul(w, w if options.forget_towards == "zero" else w - w0, alpha, value=-1)
         added = pushed if active is None else pushed * active[..., None]
         weights.append(moved + added)
-        momentum.append(pushed)
+        momentum.append(pushed if options.momentum else s)
     return weights, momentum
 
 

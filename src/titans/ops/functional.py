@@ -76,9 +76,16 @@ class NetworkMemory:
         options: ScanOptions,
     ) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Surprise]:
         """`ops.scan_memory` for this network, always with the surprise."""
+        if options.written != "all":
+            raise ValueError(
+                f"written={options.written!r} needs an MLP as the memory; any other network is "
+                "written as a whole: use written='all'"
+            )
         result_dtype = values.dtype
         with torch.autocast(device_type=keys.device.type, enabled=False):
             tokens = [t.to(state.dtype) for t in (queries, keys, values, *gates)]
+            if not options.momentum:
+                tokens[4] = torch.zeros_like(tokens[4])
             batch, time = keys.shape[:2]
             active = torch.ones_like(tokens[5], dtype=torch.bool)
             if write_mask is not None:
@@ -162,7 +169,7 @@ class _Chunks:
         batch = state.batch
         state = MemoryState(
             weights=_rows(weights, batch),
-            momentum=_rows(momentum, batch),
+            momentum=_rows(momentum, batch) if self.options.momentum else state.momentum,
             chunk_weights=_rows(_where(closed, weights, held), batch),
             initial_weights=state.initial_weights,
             position=state.position + self.count,

@@ -45,22 +45,26 @@ def unstack(stacked: list[Tensor], biased: tuple[bool, ...], batch: int) -> tupl
     return tuple(parameters)
 
 
-def pack(state: MemoryState, base: list[Tensor] | None) -> list[Tensor]:
-    """Weights (less `base`, if given) and momentum side by side."""
+def pack(state: MemoryState, base: list[Tensor] | None, has_momentum: bool) -> list[Tensor]:
+    """Weights (less `base`, if given) and, where there is any, momentum side by side."""
     weights = stack(state.weights)
     if base is not None:
         weights = [w - b for w, b in zip(weights, base, strict=True)]
+    if not has_momentum:
+        return weights
     momentum = stack(state.momentum)
     return [torch.cat(pair, dim=-1) for pair in zip(weights, momentum, strict=True)]
 
 
-def unpack(packed: list[Tensor], base: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
-    """The inverse of `pack`: stacked weights and stacked momentum."""
-    halves = [both.chunk(2, dim=-1) for both in packed]
-    weights = [weight for weight, _ in halves]
+def unpack(
+    packed: list[Tensor], base: list[Tensor] | None, has_momentum: bool
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """The inverse of `pack`: stacked weights and stacked momentum, or None where there is none."""
+    halves = [both.chunk(2 if has_momentum else 1, dim=-1) for both in packed]
+    weights = [half[0] for half in halves]
     if base is not None:
         weights = [w + b for w, b in zip(weights, base, strict=True)]
-    return weights, [momentum for _, momentum in halves]
+    return weights, [half[1] for half in halves] if has_momentum else None
 
 
 def to_rows(tokens: Tensor) -> Tensor:

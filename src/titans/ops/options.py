@@ -8,6 +8,7 @@ ForgetTowards = Literal["zero", "initial"]
 ReadOrder = Literal["after", "before"]
 GradientMode = Literal["full", "truncated"]
 SurpriseMeasure = Literal["loss", "grad_norm"]
+WrittenLayers = Literal["all", "first", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,12 @@ class ScanOptions:
     """The power p >= 1 of `loss="lp"`."""
     residual: bool = False
     """The memory computes `M(k) + k` instead of `M(k)`."""
+    written: WrittenLayers = "all"
+    """Which layers are the memory: all (the paper), or the first or the last alone. The others stay
+    as they are, nothing is written to them and nothing forgotten; errors still pass through."""
+    momentum: bool = True
+    """False: eta is taken for zero, whatever it is, and the state's momentum stays as it is; the
+    scan then carries half as many numbers."""
     forget_towards: ForgetTowards = "zero"
     """What forgetting pulls the weights to: zero (the paper) or the initial weights."""
     max_grad_norm: float | None = None
@@ -53,6 +60,7 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         _one_of("loss", self.loss, ("l2", "huber", "lp"))
+        _one_of("written", self.written, ("all", "first", "last"))
         _one_of("forget_towards", self.forget_towards, ("zero", "initial"))
         _one_of("read", self.read, ("after", "before"))
         _one_of("gradient", self.gradient, ("full", "truncated"))
@@ -64,6 +72,11 @@ class ScanOptions:
             raise ValueError(f"lp_power must be at least 1, got {self.lp_power}")
         if self.skip_unsurprising and self.surprise_threshold is None:
             raise ValueError("skip_unsurprising=True needs a surprise_threshold")
+
+    def written_layers(self, depth: int) -> tuple[bool, ...]:
+        """Per layer of a memory of so many: is it written?"""
+        only = {"first": 0, "last": depth - 1}.get(self.written)
+        return tuple(only is None or layer == only for layer in range(depth))
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

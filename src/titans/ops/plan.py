@@ -50,6 +50,16 @@ class Plan:
         return len(self.biased)
 
     @property
+    def tracks(self) -> int:
+        """What lies side by side per layer: weights and momentum, or weights alone."""
+        return 2 if self.options.momentum else 1
+
+    @property
+    def written(self) -> tuple[bool, ...]:
+        """Per layer: is it written?"""
+        return self.options.written_layers(self.depth)
+
+    @property
     def groups(self) -> list[range]:
         """Pieces that are read together: neighbours of one length."""
         groups: list[range] = []

@@ -69,12 +69,19 @@ def _absorb(
 ) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
     """One token of every row: surprise, write, read."""
     query, key, value, alpha, eta, theta = token
+    if not options.momentum:
+        eta = torch.zeros_like(eta)
 
     # A real token that stands on a chunk border opens a new chunk.
     opens = real & (state.position % chunk_size == 0)
     start = _where(opens, state.weights, state.chunk_weights)
 
     loss, gradient, error = _surprise(key, value, start, options)
+    written = _written(state.weights, options)
+    gradient = tuple(
+        g if is_written else torch.zeros_like(g)
+        for g, is_written in zip(gradient, written, strict=True)
+    )
     norm = torch.stack([g.flatten(2).norm(dim=-1) for g in gradient]).norm(dim=0).detach()
 
     # Which tokens write, and how strongly.
@@ -105,8 +112,10 @@ def _absorb(
             w + _per_weight(alpha, w) * w0
             for w, w0 in zip(weights, state.initial_weights, strict=True)
         )
-    weights = _where(active, weights, state.weights)
-    momentum = _where(active, momentum, state.momentum)
+    weights = _keep(written, _where(active, weights, state.weights), state.weights)
+    momentum = _keep(written, _where(active, momentum, state.momentum), state.momentum)
+    if not options.momentum:
+        momentum = state.momentum
 
     read_from = weights if options.read == "after" else state.weights
     output = _memory(query, read_from, options.residual)
@@ -124,6 +133,20 @@ def _absorb(
             position=state.position + real.long(),
         ),
     )
+
+
+def _written(weights: tuple[Tensor, ...], options: ScanOptions) -> list[bool]:
+    """Per tensor: is it written? A bias belongs to the weight before it."""
+    layers = options.written_layers(sum(w.ndim == 4 for w in weights))
+    numbers = [sum(w.ndim == 4 for w in weights[: i + 1]) - 1 for i in range(len(weights))]
+    return [layers[number] for number in numbers]
+
+
+def _keep(
+    written: list[bool], new: tuple[Tensor, ...], old: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The new tensors of written layers, the old ones of all others."""
+    return tuple(n if w else o for w, n, o in zip(written, new, old, strict=True))
 
 
 def _stabilise(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans.ops.chunk_math import Recall, grad_norm_squared, loss_value
+from titans.ops.chunk_math import Recall, grad_norm_squared, loss_value, written_pairs
 from titans.ops.mixing import Coefficients
 from titans.ops.options import ScanOptions
 
@@ -34,7 +34,7 @@ def judge_writes(
     needs_norm = want_surprise or by_norm or options.max_grad_norm is not None
     squared = None
     if needs_norm or options.step_limit is not None:
-        squared = grad_norm_squared(recall)
+        squared = grad_norm_squared(recall, options)
     loss = loss_value(recall.residue, options) if want_surprise or by_loss else None
     scale = active
     if options.surprise_threshold is not None:
@@ -64,23 +64,32 @@ class Moved(NamedTuple):
 
 
 def project_on_gradients(
-    recall: Recall, packed: list[Tensor], start: list[Tensor] | None, base: list[Tensor] | None
+    recall: Recall,
+    packed: list[Tensor],
+    start: list[Tensor] | None,
+    base: list[Tensor] | None,
+    options: ScanOptions,
 ) -> Moved:
     """Inner products of every token's gradient with the memory, without forming a gradient.
 
     `start` is the start of an open chunk, or None for a fresh one, which starts where it is.
     """
     by_weights, by_momentum, offset = [], [], []
+    written = options.written_layers(len(packed))
     for layer, both in enumerate(packed):
+        if not written[layer]:
+            continue
         a, delta = recall.inputs[layer], recall.deltas[layer]
-        weight, momentum = both.chunk(2, dim=-1)
+        weight, *momentum = both.chunk(2 if options.momentum else 1, dim=-1)
         by_weights.append((torch.bmm(a, weight.mT) * delta).sum(-1))
-        by_momentum.append((torch.bmm(a, momentum.mT) * delta).sum(-1))
+        for half in momentum:
+            by_momentum.append((torch.bmm(a, half.mT) * delta).sum(-1))
         if start is None:
             offset.append(-by_weights[-1])
         else:
             rest = -start[layer] if base is None else base[layer] - start[layer]
             offset.append((torch.bmm(a, rest.mT) * delta).sum(-1))
+    by_momentum = by_momentum or [torch.zeros_like(by_weights[0])]
     return Moved(*(sum(parts[1:], parts[0]) for parts in (by_weights, by_momentum, offset)))
 
 
@@ -113,7 +122,7 @@ def stabilise(
     largest = options.step_limit * (1 - eta)
     limit = (largest / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
     kernel = None
-    for a, delta in zip(recall.inputs, recall.deltas, strict=True):
+    for a, delta in written_pairs(recall, options):
         layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
         kernel = layer if kernel is None else kernel.add_(layer)
     assert kernel is not None
