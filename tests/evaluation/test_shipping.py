@@ -1,10 +1,12 @@
 """A shipped checkpoint holds everything that belongs to it, and no path of a machine."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from evaluation.test_subject import tiny
 from titans.cli.main import main
 from titans.errors import DataError
 from titans.evaluation import shipping
@@ -76,8 +78,48 @@ def again_from_the_folder_itself(target: Path, record: Path) -> None:
     assert card.count("| needle, with distractors | 64 |") == 2
     assert shipping.main(["--again", str(target), "--record", str(other)]) == 0
     assert [file.name for file in (target / "records").iterdir()] == ["other.json"]
+    the_card_says_what_was_read(target, record.with_name("note.md"))
     weights = before[target / "model.safetensors"]
     assert (target / "model.safetensors").read_bytes() == weights
+
+
+def the_card_says_what_was_read(target: Path, note: Path) -> None:
+    """A note about the texts stands in the card and stays there."""
+    assert "## Training texts" not in (target / "README.md").read_text()
+    note.write_text("Twelve novels, though the folder says `essays`.\n")
+    assert shipping.main(["--again", str(target), "--texts", str(note)]) == 0
+    shown = "\n\n## Training texts\n\nTwelve novels, though the folder says `essays`.\n\n## Eval"
+    assert shown in (target / "README.md").read_text()
+    assert shipping.main(["--again", str(target)]) == 0
+    assert shown in (target / "README.md").read_text()
+    with pytest.raises(SystemExit):
+        shipping.main(["--again", str(target), "--texts", str(note.with_name("none.md"))])
+
+
+def test_a_card_reads_a_little_where_no_record_has_the_size_of_the_state() -> None:
+    folder = ROOT / "checkpoints" / "niah-mac"
+    scores = Record.load(folder / "records" / "niah-mac.json").scores
+    (measured,) = {score.value for score in scores if score.metric == "state_bytes"}
+    card = describe_checkpoint(folder, ModelSubject.load(folder), {})
+    assert f"| {measured:,.0f} bytes after 32 and 96 tokens (not in the records) |" in card
+    growing = describe_checkpoint(folder, ModelSubject(tiny("transformer")), {})
+    assert re.search(r"\| [\d,]+ and [\d,]+ bytes after 32 and 96 tokens", growing)
+
+
+def test_limits_name_as_many_tasks_and_minutes_as_the_card_does() -> None:
+    cards = {name: (ROOT / "checkpoints" / name / "README.md").read_text() for name in SHIPPED}
+    assert "(qa1, qa2, qa4, qa5)" in cards["babilong-tasks"]
+    assert "model of 4 synthetic tasks:" in cards["babilong-tasks"]
+    assert "model of one synthetic task:" in cards["babilong-mac"]
+    found = re.search(r"tokens, (\d+ minutes) on one CPU", cards["bytes-mac"])
+    assert found and f"bytes after {found[1]} of training" in cards["bytes-mac"]
+
+
+def test_checkpoints_stay_small() -> None:
+    files = [file for file in (ROOT / "checkpoints").rglob("*") if file.is_file()]
+    sizes = [file.stat().st_size for file in files]
+    assert max(sizes) <= shipping.MAX_BYTES == 8_000_000
+    assert sum(sizes) < 30_000_000
 
 
 def test_records_of_other_weights_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from titans.data.synthetic import TOKEN_TASKS
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
@@ -14,6 +16,8 @@ from titans.evaluation.training_log import add_up
 from titans.evaluation.training_stages import Stage, read_stages
 
 PROVENANCE_NAME = "provenance.json"
+TEXTS_NAME = "texts.md"
+"""What the training texts were, in words, where the names of their folders do not tell."""
 
 CARD = """---
 license: apache-2.0
@@ -28,7 +32,7 @@ tags: [titans, neural-memory]
 | | |
 |---|---|
 {facts}
-
+{texts}
 ## Evaluation
 
 {table}
@@ -47,35 +51,38 @@ model = TitansForCausalLM.from_pretrained("checkpoints/{name}")
 {limits}
 """
 TASK_LIMITS = """\
-A small model of one synthetic task: it knows no language beyond it, and nothing else should be
+A small model of {tasks}: it knows no other language, and nothing else should be
 expected of it. It shows what its kind of memory does with lengths far beyond those in training."""
 TEXT_LIMITS = """\
-A small model of bytes after a few minutes of training: it spells words, and writes nothing that
-makes sense. It shows what its kind of memory does for language modelling at lengths beyond those in
-training."""
+A small model of bytes after {minutes:.0f} minutes of training: it spells words, and writes nothing
+that makes sense. It shows what its kind of memory does for language modelling at lengths beyond
+those in training."""
 SHOWN = {"accuracy": "accuracy", "bits_per_byte": "bits per byte"}
 """Metrics that a card shows."""
 THRESHOLDS = ("write_threshold", "surprise_threshold")
 """Settings that are off in a run's configuration unless it names them."""
+STATE_READINGS = (32, 96)
+"""Tokens that are read to see how large a state is, where no record has it."""
 
 
 def describe_checkpoint(folder: Path, subject: ModelSubject, records: Mapping[str, Record]) -> str:
     """The card of the checkpoint in `folder`; `records` by the names of their files."""
     stages = read_stages(folder)
     source = stages[-1].config["data"]["source"]
-    kinds = _listed(sorted(_united(stage.kinds for stage in stages)))
+    kinds = sorted(_united(stage.kinds for stage in stages))
     by_depth = [n for n, r in records.items() if any("depth" in s.detail for s in r.scores)]
     return CARD.format(
         name=folder.name,
         variant=subject.config.variant.upper(),
         parameters=sum(p.numel() for p in subject.model.parameters()),
         source=source,
-        kinds=f" ({kinds})" if kinds else "",
+        kinds=f" ({_listed(kinds)})" if kinds else "",
         facts="\n".join(
             f"| {name} | {value} |"
             for name, value in _facts(folder, subject, stages, [*records.values()]).items()
         ),
-        limits=TEXT_LIMITS if source == "text" else TASK_LIMITS,
+        texts=_texts(folder),
+        limits=_limits(source, kinds, stages),
         table=_table([*records.values()]),
         depths=f" Accuracy by depth: {_code(by_depth)}." if by_depth else "",
     )
@@ -98,7 +105,7 @@ def _facts(
         "lengths in training": _listed(map(format_length, lengths)) or str(data["sequence_len"]),
         "seed": _listed(map(str, sorted({int(stage.config.get("seed", 0)) for stage in stages}))),
         "settings for inference": _code(f"{k}={v}" for k, v in settings.items()) or "as trained",
-        "state while reading": _state(records),
+        "state while reading": _state(subject, records),
     }
     provenance = folder / PROVENANCE_NAME
     if provenance.is_file():
@@ -106,6 +113,20 @@ def _facts(
         commit = f", commit {made['commit'][:12]}" if made.get("commit") else ""
         facts["trained with"] = f"{made['package']} {made['version']}{commit}"
     return facts
+
+
+def _texts(folder: Path) -> str:
+    """The section about the training texts, where the folder has something to say about them."""
+    note = folder / TEXTS_NAME
+    if not note.is_file():
+        return ""
+    return f"\n## Training texts\n\n{note.read_text(encoding='utf-8').strip()}\n"
+
+
+def _limits(source: str, kinds: Sequence[str], stages: Sequence[Stage]) -> str:
+    minutes = add_up([stage.trained for stage in stages]).seconds / 60
+    tasks = f"{len(kinds)} synthetic tasks" if len(kinds) > 1 else "one synthetic task"
+    return (TEXT_LIMITS if source == "text" else TASK_LIMITS).format(tasks=tasks, minutes=minutes)
 
 
 def inference_settings(subject: ModelSubject, stage: Stage) -> dict[str, object]:
@@ -127,11 +148,14 @@ def _tokenizer(subject: ModelSubject, data: dict[str, Any]) -> str:
     return f"the task's own words{size}; trained on tokens" if size else "none: the task is tokens"
 
 
-def _state(records: Sequence[Record]) -> str:
+def _state(subject: ModelSubject, records: Sequence[Record]) -> str:
     states = {s.value for r in records for s in r.scores if s.metric == "state_bytes"}
-    if not states:
-        return "not measured"
-    return f"{states.pop():,.0f} bytes at every length" if len(states) == 1 else "see records"
+    if states:
+        return f"{states.pop():,.0f} bytes at every length" if len(states) == 1 else "see records"
+    read = [np.zeros((1, length), dtype=np.int64) for length in STATE_READINGS]
+    sizes = [f"{subject.predict(tokens).state_bytes:,}" for tokens in read]
+    lengths = " and ".join(map(str, STATE_READINGS))
+    return f"{' and '.join(dict.fromkeys(sizes))} bytes after {lengths} tokens (not in the records)"
 
 
 def _table(records: Sequence[Record]) -> str:

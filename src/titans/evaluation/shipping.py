@@ -8,6 +8,8 @@ go along, and the card adds them up. `--again` writes card and records of a ship
 
     python -m titans.evaluation.shipping --again checkpoints/needle-mac \\
         --record results/needle/needle-mac.json --record results/needle/needle-mac-distractors.json
+
+`--texts FILE` goes with both: what the training texts were, in words, for the card.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import yaml
 from titans.data.tasks.needle_words import needle_tokenizer
 from titans.errors import DataError, TitansError
 from titans.evaluation.records import Record
-from titans.evaluation.shipped_card import PROVENANCE_NAME, describe_checkpoint
+from titans.evaluation.shipped_card import PROVENANCE_NAME, TEXTS_NAME, describe_checkpoint
 from titans.evaluation.subject import ModelSubject, weights_digest
 from titans.evaluation.training_log import LOG_NAME
 from titans.evaluation.training_stages import CONFIG_NAME, read_stage
@@ -39,11 +41,13 @@ def ship(
     earlier: Sequence[Path] = (),
     settings: dict[str, object] | None = None,
     with_words: bool = False,
+    texts: Path | None = None,
 ) -> None:
     """Fill `target` with the last checkpoint of `run` and all that belongs to it.
 
     Args:
         earlier: the runs that this one started from, first one first.
+        texts: what the training texts were, in Markdown, for the card.
     """
     source = run / "checkpoints" / "last"
     subject = ModelSubject.load(source, settings=settings)
@@ -61,16 +65,17 @@ def ship(
         folder.mkdir(exist_ok=True)
         shutil.copy(stage / LOG_NAME, folder)
         _write_config(read_stage(stage).config, folder, f"runs/{target.name}")
-    _write_card(target, records)
+    _write_card(target, records, texts)
 
 
-def ship_again(target: Path, records: Sequence[Path]) -> None:
+def ship_again(target: Path, records: Sequence[Path], texts: Path | None = None) -> None:
     """Write card and records of a shipped checkpoint anew; its weights stay as they are.
 
     Args:
         records: take the place of those in its folder; none: those stay.
+        texts: takes the place of what its folder says about its texts; none: that stays.
     """
-    _write_card(target, records or sorted((target / "records").glob("*.json")))
+    _write_card(target, records or sorted((target / "records").glob("*.json")), texts)
 
 
 def _load_records(paths: Sequence[Path], subject: ModelSubject) -> dict[str, Record]:
@@ -86,10 +91,14 @@ def _load_records(paths: Sequence[Path], subject: ModelSubject) -> dict[str, Rec
     return loaded
 
 
-def _write_card(target: Path, records: Sequence[Path]) -> None:
+def _write_card(target: Path, records: Sequence[Path], texts: Path | None) -> None:
     """Card and records of what lies in `target`; records that lay there before go."""
     subject = ModelSubject.load(target)
-    card = describe_checkpoint(target, subject, _load_records(records, subject))
+    loaded = _load_records(records, subject)
+    if texts is not None:
+        note = texts.read_text(encoding="utf-8")
+        (target / TEXTS_NAME).write_text(note, encoding="utf-8")
+    card = describe_checkpoint(target, subject, loaded)
     contents = {path.name: path.read_bytes() for path in records}
     folder = target / "records"
     folder.mkdir(exist_ok=True)
@@ -128,16 +137,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--after", type=Path, action="append", default=[], metavar="RUN")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--words", action="store_true", help="add the needle task's tokenizer")
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="what was read in training")
     args = parser.parse_args(words)
     target = args.again or args.target
     if args.again and (args.run or args.after or args.set or args.words):
-        parser.error("--again takes a shipped folder as it is: only --record goes with it")
+        parser.error(
+            "--again takes a shipped folder as it is: --record and --texts go with it"
+        )
     if target is None:
         parser.error("give RUN and TARGET, or --again CHECKPOINT")
+    if args.texts and not args.texts.is_file():
+        parser.error(f"--texts {args.texts}: no such file")
     settings = {name: yaml.safe_load(v) for name, _, v in (s.partition("=") for s in args.set)}
     try:
         if args.again:
-            ship_again(target, args.record)
+            ship_again(target, args.record, args.texts)
         else:
             ship(
                 args.run,
@@ -146,6 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 earlier=args.after,
                 settings=settings,
                 with_words=args.words,
+                texts=args.texts,
             )
     except TitansError as error:
         print(f"error: {error}", file=sys.stderr)
