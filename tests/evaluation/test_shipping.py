@@ -13,7 +13,7 @@ from titans.evaluation import shipping
 from titans.evaluation.records import Record, package_version
 from titans.evaluation.shipped_card import describe_checkpoint
 from titans.evaluation.subject import ModelSubject
-from titans.evaluation.training_stages import read_stage
+from titans.evaluation.training_stages import read_stage, read_stages
 
 ROOT = Path(__file__).parents[2]
 BASE = """
@@ -113,6 +113,17 @@ def test_limits_name_as_many_tasks_and_minutes_as_the_card_does() -> None:
     assert "model of one synthetic task:" in cards["babilong-mac"]
     found = re.search(r"tokens, (\d+ minutes) on one CPU", cards["bytes-mac"])
     assert found and f"bytes after {found[1]} of training" in cards["bytes-mac"]
+
+
+def test_the_page_has_the_minutes_that_the_logs_add_up_to() -> None:
+    stages = {name: read_stages(ROOT / "checkpoints" / name) for name in SHIPPED}
+    minutes = sum(stage.trained.seconds for runs in stages.values() for stage in runs) / 60
+    first, shared = stages["babilong-mac"][0].trained, stages["babilong-tasks"][0].trained
+    assert first == shared
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    once = minutes - shared.seconds / 60
+    assert f"took {minutes:.0f} minutes on one CPU thread" in page
+    assert f", {once:.0f} if the run that `babilong-mac`" in page
 
 
 def test_checkpoints_stay_small() -> None:
