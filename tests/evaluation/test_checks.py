@@ -54,6 +54,8 @@ def refuse(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["--seed", "-1"], "--seed: a whole number of at least 0; got '-1'"),
         (["--samples", "0"], "--samples must be at least 1, got 0"),
+        (["--samples", "-1"], "--samples: a whole number of at least 0; got '-1'"),
+        (["--samples", "few"], "--samples: a whole number of at least 0; got 'few'"),
         (["--depths", "-3"], "--depths must be at least 1, got -3"),
         (["--lengths", "1k,1k"], "--lengths names 1024 more than once"),
         (["--depths", "2", "--figure", "map.xyz"], "must end in .png or .pdf"),

@@ -272,7 +272,7 @@ def test_wrong_use_is_one_clear_line(
     assert message in error and "Traceback" not in error
 
 
-@pytest.mark.parametrize("option", ["--samples", "--window", "--answer-tokens"])
+@pytest.mark.parametrize("option", ["--window", "--answer-tokens"])
 @pytest.mark.parametrize("value", ["0", "-1", "few"])
 def test_numbers_below_one_are_refused(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
