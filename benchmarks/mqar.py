@@ -1,14 +1,16 @@
 """MQAR, setting B (Zoology): our memory, deep and linear, beside delta rule, gated delta rule, TTT.
 
-    python benchmarks/mqar.py --rule titans --dim 64 --minutes 60 --resume runs/mqar/titans-64.pt \
-        --json results/mqar/titans-64.json
+    python benchmarks/mqar.py --rule titans --dim 64 --minutes 60 --learning-rate 6e-3 \
+        --decorrelate 0.02 --resume runs/mqar/titans-64.pt --json results/mqar/titans-64.json
+    python benchmarks/mqar.py --rule delta --dim 64 --minutes 60 --learning-rate 6e-3 \
+        --json results/mqar/delta-64.json
 
 The model is the published one: tied embedding of 8,192 tokens, layer 0 a BaseConv, layer 1 the
 mixer, pre-LayerNorm residuals, no feed-forward network, no positions. All rules have the same
 state: 4,096 numbers at width 64, 16,384 at width 128 (momentum would count; the tails of
-convolutions do not). Training draws the five published segments in their published shares, short
-ones first; time is CPU time of one thread, the same for all; the learning rate falls with it. Then
-the seven test segments, in a record.
+convolutions and layers that are not written do not). Training draws the five published segments in
+their published shares, short ones first; time is CPU time of one thread, the same for all; the
+learning rate falls with it. Then the seven test segments, in a record.
 """
 
 import argparse
@@ -39,8 +41,10 @@ TOKENS_PER_STEP = 4_096
 LEARNING_RATE = 3e-3
 LOOK_BACK = {"titans": 32, "titans_linear": 8}
 """Tokens that the gates of our rules see."""
-LARGEST_STEP = 0.06
-HEADS = 4
+LARGEST_STEP = {64: 0.06, 128: 0.03}
+"""Of ours, by width: smaller steps disturb older pairs less."""
+OVERLAP_TOKENS, RAMP = 512, 0.2
+"""Tokens whose keys and values are compared; share of the time in which the weight grows."""
 MINUTES_PER_SEGMENT = 0.5
 KEEP_SECONDS = 120
 SHAPE_SHOWN = (
@@ -53,31 +57,35 @@ SHAPE_SHOWN = (
     "chunk_size",
     "memory_gate_kernel",
     "memory_step_max",
+    "memory_written",
+    "memory_key_lag",
 )
 """What a record tells of its memory. Delta rules are matrices, written online with steps to 0.5."""
 RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
 
 
 def shape(rule: str, dim: int) -> dict[str, object]:
-    """`dim` times `dim` numbers: a matrix, two layers, or four small networks of two layers.
+    """`dim` times `dim` numbers: a matrix, two layers, or a first layer behind which one is fixed.
 
-    Momentum would double the state. Ours has keys wider than values, a first layer that is empty at
-    first, and small steps; what else was tried, and how it compares: docs/log/memory.md.
+    Momentum would double the state. Of ours the first layer alone is written, the second is an
+    ordinary weight; keys start as the token before; steps are small. What else was tried, and how
+    it compares: docs/log/memory.md.
     """
     looks_back = {"memory_gate_kernel": LOOK_BACK.get(rule, 0)}
     if rule == "titans":
+        step = LARGEST_STEP.get(dim, 0.06)
         return looks_back | {
-            "memory_num_heads": HEADS,
-            "memory_head_dim": 3 * dim // HEADS,
-            "memory_value_dim": dim // HEADS,
-            "memory_expansion": 1 / 3,
+            "memory_head_dim": dim,
+            "memory_expansion": 1.0,
+            "memory_written": "first",
             "memory_init": "zero_first",
+            "memory_key_lag": 1,
             "memory_value_norm": 1.0,
-            "memory_step_init": 2 / 3 * LARGEST_STEP,
-            "memory_step_max": LARGEST_STEP,
+            "memory_step_init": 2 / 3 * step,
+            "memory_step_max": step,
             "memory_momentum": False,
             "memory_forgetting": False,
-            "chunk_size": 16,
+            "chunk_size": 32 if dim > 64 else 16,
         }
     if rule == "titans_linear":
         # One layer, chunks of one token, neither momentum nor forgetting: then our rule is the
@@ -113,10 +121,25 @@ class Zoo(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Normalised hidden states; logits are their products with the embeddings."""
+        return self.remember(self.mix(ids))
+
+    def mix(self, ids: Tensor) -> Tensor:
+        """Layer 0: embeddings and the convolution."""
         x = self.dropout(self.embedding(ids))
-        x = x + self.conv(self.conv_norm(x))
-        x = x + self.memory(self.memory_norm(x))[0]
-        return self.norm(x)
+        return x + self.conv(self.conv_norm(x))
+
+    def remember(self, x: Tensor) -> Tensor:
+        """Layer 1: the memory."""
+        return self.norm(x + self.memory(self.memory_norm(x))[0])
+
+    def overlap(self, x: Tensor, rng: np.random.Generator) -> Tensor:
+        """How much keys of different tokens resemble each other, and values: 2 is by chance."""
+        past = max(self.memory.parts.conv_size - 1, 0)
+        length = min(past + max(1, OVERLAP_TOKENS // len(x)), x.shape[1])
+        begin = int(rng.integers(x.shape[1] - length + 1))
+        some = self.memory_norm(x[:, begin : begin + length])
+        pair = self.memory.associations(some, self.memory.initial_state(len(x)))
+        return sum(overlap(t[:, past:]) for t in pair)  # type: ignore[return-value]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ self.embedding.weight.mT
@@ -124,6 +147,15 @@ class Zoo(nn.Module):
     def state_numbers(self) -> int:
         """What the mixer keeps of a text: weights, and momentum where the rule has it."""
         return self.memory.written_numbers * (2 if self.memory.gates.settings.use_momentum else 1)
+
+
+def overlap(vectors: Tensor) -> Tensor:
+    """Mean squared cosine of any two of `[batch time heads dim]`, per head, times their width:
+    1 for random directions."""
+    tokens = nn.functional.normalize(vectors.flatten(0, 1).transpose(0, 1), dim=-1)
+    count = tokens.shape[1]
+    squared = (tokens @ tokens.mT).square().sum((-1, -2)) - count
+    return (squared / (count * (count - 1))).mean() * tokens.shape[-1]
 
 
 class ZooSubject:
@@ -150,7 +182,12 @@ def config_for(rule: str, dim: int, settings: dict[str, object]) -> TitansConfig
 
 
 def train(
-    model: Zoo, minutes: float, seed: int, learning_rate: float, kept: Path | None
+    model: Zoo,
+    minutes: float,
+    seed: int,
+    learning_rate: float,
+    decorrelate: float,
+    kept: Path | None,
 ) -> dict[str, object]:
     """Train for so many minutes of CPU time, going on from `kept`; returns what it came to."""
     groups = parameter_groups(model)
@@ -167,7 +204,8 @@ def train(
         rng = np.random.default_rng((seed, so_far.steps))
         torch.manual_seed(int(rng.integers(2**31)))
         task = SETTING_B_TRAIN[choose(rng, so_far.seconds / 60)]
-        right = step(model, optimizer, task.batch(rng, TOKENS_PER_STEP // task.length))
+        drawn = task.batch(rng, TOKENS_PER_STEP // task.length)
+        right = step(model, optimizer, drawn, decorrelate * min(1, done / RAMP), rng)
         so_far.add(right, done)
         so_far.seconds = time.process_time() - begin
         if so_far.steps % 20 == 0:
@@ -182,6 +220,7 @@ def train(
         "tokens": so_far.steps * TOKENS_PER_STEP,
         "minutes": minutes,
         "learning_rate": learning_rate,
+        "decorrelate": decorrelate,
         "training_accuracy": [round(share, 4) for share in so_far.accuracy],
     }
 
@@ -208,12 +247,21 @@ class Progress:
         self.accuracy[-1] += (right - self.accuracy[-1]) / self.counted
 
 
-def step(model: Zoo, optimizer: torch.optim.Optimizer, drawn: TokenBatch) -> float:
+def step(
+    model: Zoo,
+    optimizer: torch.optim.Optimizer,
+    drawn: TokenBatch,
+    decorrelate: float,
+    rng: np.random.Generator,
+) -> float:
     """One step; returns the share of right answers."""
     labels = torch.from_numpy(drawn.labels)
     asked = labels != -100
-    logits = model.logits(model(torch.from_numpy(drawn.tokens))[asked])
+    x = model.mix(torch.from_numpy(drawn.tokens))
+    logits = model.logits(model.remember(x)[asked])
     loss = nn.functional.cross_entropy(logits, labels[asked])
+    if decorrelate:
+        loss = loss + decorrelate * model.overlap(x, rng)
     if not torch.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss.item()}: try a lower --learning-rate")
     optimizer.zero_grad()
@@ -282,6 +330,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=60.0, help="CPU time of the training")
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
+    parser.add_argument(
+        "--decorrelate",
+        type=float,
+        default=0.0,
+        help="weight of a loss that keeps keys, and values, of different tokens apart; any rule",
+    )
+    parser.add_argument("--label", default="", help="stands behind the model's name in the record")
     parser.add_argument("--samples", type=int, default=500, help="per test segment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE")
@@ -293,10 +348,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = config_for(args.rule, args.dim, settings)
     model = Zoo(config).train()
     try:
-        training = train(model, args.minutes, args.seed, args.learning_rate, args.resume)
+        training = train(
+            model, args.minutes, args.seed, args.learning_rate, args.decorrelate, args.resume
+        )
     except FloatingPointError as error:
         parser.exit(1, f"{args.rule} {args.dim} at {args.learning_rate} diverged: {error}\n")
-    name = f"{args.rule.replace('titans_', 'titans ')} {args.dim}"
+    name = f"{args.rule.replace('titans_', 'titans ')} {args.dim} {args.label}".strip()
     record = run_task(
         Mqar(setting="b", samples=args.samples),
         ZooSubject(model, name),  # type: ignore[arg-type]

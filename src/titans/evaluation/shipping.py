@@ -141,9 +141,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     target = args.again or args.target
     if args.again and (args.run or args.after or args.set or args.words):
-        parser.error(
-            "--again takes a shipped folder as it is: --record and --texts go with it"
-        )
+        parser.error("--again takes a shipped folder as it is: --record and --texts go with it")
     if target is None:
         parser.error("give RUN and TARGET, or --again CHECKPOINT")
     if args.texts and not args.texts.is_file():

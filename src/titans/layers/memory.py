@@ -115,9 +115,10 @@ class NeuralMemory(nn.Module):
         self.key_proj = nn.Linear(dim, inner, bias=parts.bias)
         self.value_proj = nn.Linear(dim, value_inner, bias=parts.bias)
         if parts.conv_size:
-            self.query_conv = ShortConv(inner, parts.conv_size)
-            self.key_conv = ShortConv(inner, parts.conv_size)
-            self.value_conv = ShortConv(value_inner, parts.conv_size)
+            own = None if parts.key_lag is None else 0
+            self.query_conv = ShortConv(inner, parts.conv_size, own)
+            self.key_conv = ShortConv(inner, parts.conv_size, parts.key_lag)
+            self.value_conv = ShortConv(value_inner, parts.conv_size, own)
         self.gates = MemoryGates(dim, num_heads, chunk_size, gates)
         if parts.output_norm:
             self.output_norm = RMSNorm(value_dim)

@@ -9,6 +9,10 @@ class Parts:
 
     conv_size: int = 4
     """Width of the causal convolutions after the projections; 0 is none."""
+    key_lag: int | None = None
+    """1: keys start as the token before, queries and values as their own, so that the memory binds
+    each token to its predecessor; 0: all start as their own. None: their own, with so much of the
+    tokens before that a memory binds neighbours of any kind. All of it is learned further."""
     activation: bool = True
     """SiLU on queries, keys and values."""
     normalize: bool = True
@@ -28,6 +32,11 @@ class Parts:
     """Biases in the query, key and value projections."""
 
     def __post_init__(self) -> None:
+        if self.key_lag is not None and not 0 <= self.key_lag < self.conv_size:
+            raise ValueError(
+                f"key_lag must lie below conv_size ({self.conv_size}), which is how far keys can "
+                f"look back; got {self.key_lag}"
+            )
         if self.value_norm is not None and not self.value_norm > 0:
             raise ValueError(
                 f"value_norm must be above 0, or None to leave values as they are; "

@@ -52,6 +52,8 @@ def _spans(time: int, size: int) -> Iterator[tuple[int, slice, slice, slice, sli
 
 NOISE = 0.3
 """Standard deviation of a convolution's weights at the start, around the identity."""
+LAGGED_NOISE = 0.1
+"""The same, where it is said which token a convolution starts at."""
 
 
 class ShortConv(nn.Module):
@@ -59,17 +61,21 @@ class ShortConv(nn.Module):
     depthwise-separable convolution.
 
     It starts as the identity plus noise: an untrained layer passes its input on, with enough of
-    the tokens before it for a memory to bind neighbours (docs/log/models.md).
+    the tokens before it for a memory to bind neighbours (docs/log/models.md). With a `lag` it
+    starts as the input `lag` tokens before, plus little noise.
     """
 
-    def __init__(self, channels: int, size: int) -> None:
+    def __init__(self, channels: int, size: int, lag: int | None = None) -> None:
         super().__init__()
         if size < 1:
             raise ValueError(f"a convolution needs size >= 1, got {size}; 0 is 'no convolution'")
+        if lag is not None and not 0 <= lag < size:
+            raise ValueError(f"a convolution over {size} tokens has lags below that; got {lag}")
         self.size = size
-        self.weight = nn.Parameter(torch.randn(size, channels) * NOISE)
+        noise = NOISE if lag is None else LAGGED_NOISE
+        self.weight = nn.Parameter(torch.randn(size, channels) * noise)
         with torch.no_grad():
-            self.weight[0] += 1
+            self.weight[lag or 0] += 1
 
     def forward(
         self, x: Float[Tensor, "batch time channels"], tail: Float[Tensor, "batch past channels"]

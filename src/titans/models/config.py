@@ -89,6 +89,9 @@ class TitansConfig(PreTrainedConfig):
     """titans, or a published special case: ttt | delta | gated_delta."""
     memory_conv_kernel: int = 4
     """Width of the causal convolution on queries, keys and values; 0 switches it off."""
+    memory_key_lag: int | None = None
+    """Token before whose features keys start as (1: each token is bound to its predecessor); None:
+    their own, with noise of the tokens before."""
     memory_value_norm: float | None = 4.0
     """Length of every value that is written, halved for each memory layer beyond two; None: as
     projected (the paper)."""
@@ -217,6 +220,12 @@ def _check(config: TitansConfig) -> None:
     for name in ("num_persistent", "mixer_conv_kernel", "memory_conv_kernel", "memory_gate_kernel"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, got {getattr(config, name)}")
+    lag, reach = config.memory_key_lag, config.memory_conv_kernel
+    if lag is not None and not 0 <= lag < reach:
+        raise ConfigError(
+            f"memory_key_lag must be below memory_conv_kernel ({reach}), which is how far keys can "
+            f"look back; got {lag}"
+        )
     if config.memory_value_dim is not None and config.memory_value_dim < 1:
         raise ConfigError(f"memory_value_dim must be at least 1, got {config.memory_value_dim}")
     if not 0 <= config.memory_step_init <= config.memory_step_max:

@@ -78,6 +78,14 @@ def build_memory(config: TitansConfig) -> NeuralMemory:
     return _delta(config, is_gated=config.memory_rule == "gated_delta")
 
 
+def _parts(config: TitansConfig, value_norm: float | None) -> Parts:
+    return Parts(
+        conv_size=config.memory_conv_kernel,
+        key_lag=config.memory_key_lag,
+        value_norm=value_norm,
+    )
+
+
 def _titans(config: TitansConfig) -> NeuralMemory:
     is_associative = config.write_gate == "associative"
     return NeuralMemory(
@@ -97,7 +105,7 @@ def _titans(config: TitansConfig) -> NeuralMemory:
             use_momentum=config.memory_momentum,
             conv_size=config.memory_gate_kernel,
         ),
-        parts=Parts(conv_size=config.memory_conv_kernel, value_norm=config.memory_value_norm),
+        parts=_parts(config, config.memory_value_norm),
         init=config.memory_init,  # type: ignore[arg-type]
         options=ScanOptions(
             written=config.memory_written,  # type: ignore[arg-type]
@@ -127,7 +135,7 @@ def _ttt(config: TitansConfig) -> NeuralMemory:
             use_momentum=False,
             conv_size=config.memory_gate_kernel,
         ),
-        parts=Parts(conv_size=config.memory_conv_kernel, value_norm=None),
+        parts=_parts(config, None),
         options=ScanOptions(),
     )
 
@@ -149,7 +157,7 @@ def _delta(config: TitansConfig, *, is_gated: bool) -> NeuralMemory:
             use_momentum=False,
             conv_size=config.memory_gate_kernel,
         ),
-        parts=Parts(conv_size=config.memory_conv_kernel, value_norm=None),
+        parts=_parts(config, None),
         init="zero_last",
         options=ScanOptions(),
     )
