@@ -53,13 +53,6 @@ def chunk_start(packed: list[Tensor], base: list[Tensor] | None, plan: Plan) -> 
     return weights if base is None else [w + b for w, b in zip(weights, base, strict=True)]
 
 
-def acting_gates(tokens: Tokens, active: Tensor | None) -> tuple[Tensor, Tensor]:
-    """alpha and eta, neutral (0 and 1) where a token is a no-op."""
-    if active is None:
-        return tokens.alpha, tokens.eta
-    return tokens.alpha * active, 1 - (1 - tokens.eta) * active
-
-
 class Written(NamedTuple):
     """One chunk after its writes, before its reads."""
 
@@ -90,7 +83,7 @@ def write_chunk(
     recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
     verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
     if mixed is None:
-        mixed = mixing.coefficients(*acting_gates(tokens, verdict.active), verdict.active)
+        mixed = mixing.coefficients(*tokens.acting_gates(verdict.active), verdict.active)
     scale, squared = verdict.scale, verdict.grad_norm_squared
     theta = tokens.theta if scale is None else tokens.theta * scale
     if options.step_limit is not None:
@@ -185,7 +178,7 @@ def _known_coefficients(
         return None
     alpha, eta, active = (
         None if gate is None else cut_rows(gate, count)
-        for gate in (*acting_gates(tokens, tokens.active), tokens.active)
+        for gate in (*tokens.acting_gates(tokens.active), tokens.active)
     )
     assert alpha is not None and eta is not None
     return mixing.coefficients(alpha, eta, active)
@@ -228,7 +221,7 @@ def group_backward(
     biased, options = list(plan.biased), plan.options
     cut = Tokens(*(None if t is None else cut_rows(t, count) for t in tokens[:6]), tokens.active)  # type: ignore[arg-type]
     recall = cm.restore_recall(cut.keys, kept, biased, options)
-    alpha, eta = acting_gates(cut, cut.active)
+    alpha, eta = cut.acting_gates(cut.active)
     theta = cut.theta if scale is None else cut.theta * scale
     mixed = kept.mixed
     rows = cm.read_rows(mixed, theta, options)
