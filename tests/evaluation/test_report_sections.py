@@ -125,6 +125,20 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
     assert "4 per number" in section and "3 d numbers of the convolution" in section
 
 
+def test_recall_tells_what_not_all_rows_have() -> None:
+    records = [
+        recall("plain", 0.5, memory_key_lag=None, decorrelate=0.0, memory_step_max=1.0),
+        recall("ours", 0.6, memory_written="first", memory_key_lag=1, decorrelate=0.02),
+    ]
+    section = mqar_section(records)
+    assert (
+        "- `ours`: of its layers the first alone is written; keys start with what stands 1 token "
+        "before; a loss that keeps keys, and values, apart in training, weight 0.02.\n"
+    ) in section
+    assert "- `plain`" not in section
+    assert "these rows have" not in mqar_section(records[:1])
+
+
 def test_the_mean_of_five_tasks_is_of_one_model_that_was_asked_them_all() -> None:
     five = [
         accuracies("babilong", {1_024: value, 2_048: 1}, task=f"qa{number}")

@@ -15,6 +15,17 @@ SETTINGS_SHOWN = {
     "minutes": "CPU minutes",
 }
 """What a row tells of its model, and what stands above it."""
+TERMS = {
+    "memory_written": ("all", "of its layers the {} alone is written"),
+    "memory_key_lag": (None, "keys start with what stands {} token before"),
+    "memory_gate_kernel": (0, "gates see {} tokens"),
+    "memory_step_max": (1.0, "steps of at most {}"),
+    "decorrelate": (
+        0.0,
+        "a loss that keeps keys, and values, apart in training, weight {}",
+    ),
+}
+"""Settings that not all rules share: what they are without them, and what they mean."""
 UNITS = (
     "Published sizes are bytes, 4 per number, and include the 3 d numbers of the convolution in "
     "front (d is the width); ours are numbers and leave the convolution out."
@@ -31,7 +42,7 @@ def mqar_section(records: Sequence[Record]) -> str:
             counts = between(sorted({s.samples for r in ours for s in r.scores}))
             parts.append(
                 f"Setting {setting}, vocabulary {size}, {counts} examples per segment:\n\n"
-                f"{_table(ours)}"
+                f"{_table(ours)}{_terms(ours)}"
             )
     published = [
         [f"*{model}*", ", ".join(f"*{value}* at {size}" for size, value in points)]
@@ -57,6 +68,23 @@ def _table(records: Sequence[Record]) -> str:
     ]
     segments = [f"{n}, {detail['pairs']} pairs" for n, detail in cells]
     return table(["model", "parameters", *SETTINGS_SHOWN.values(), "mean", *segments], rows)
+
+
+def _terms(records: Sequence[Record]) -> str:
+    """What some rows have and others have not."""
+    lines = []
+    for record in sorted(records, key=_rank):
+        settings = record.model.settings
+        own = [
+            text.format(settings[name])
+            for name, (usual, text) in TERMS.items()
+            if settings.get(name, usual) != usual
+        ]
+        if own:
+            lines.append(f"- {model_name(record)}: {'; '.join(own)}.")
+    if not lines:
+        return ""
+    return "\nWhat these rows have and the others have not:\n\n" + "\n".join(lines) + "\n"
 
 
 def _rank(record: Record) -> tuple[float, float]:
