@@ -136,7 +136,7 @@ def test_recall_tells_what_not_all_rows_have() -> None:
         "before; a loss that keeps keys, and values, apart in training, weight 0.02.\n"
     ) in section
     assert "- `plain`" not in section
-    assert "these rows have" not in mqar_section(records[:1])
+    assert "Chosen for single rows" not in mqar_section(records[:1])
 
 
 def test_the_mean_of_five_tasks_is_of_one_model_that_was_asked_them_all() -> None:

@@ -331,6 +331,29 @@ def test_one_layer_alone_is_written(written: str, bias: bool) -> None:
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in memory.parameters())
 
 
+def test_a_layer_that_is_not_written_is_taken_from_the_layer_not_from_the_state() -> None:
+    """As in training with carried states: between two windows the optimiser has moved it."""
+    memory = layer(init="zero_first", options=ScanOptions(written="first"))
+    _, state = memory(tokens())
+    state = state.detach()
+    with torch.no_grad():
+        memory.memory_1.mul_(2)
+    y, after = memory(tokens(seed=1), state)
+    expected = memory.memory_1.expand_as(after.memory.weights[1])
+    assert torch.equal(after.memory.weights[1], expected)
+    y.square().sum().backward()
+    assert memory.memory_1.grad is not None and memory.memory_1.grad.abs().max() > 0
+
+
+def test_keys_start_one_token_back() -> None:
+    parts = Parts(key_lag=1)
+    memory = NeuralMemory(64, num_heads=1, parts=parts)
+    starts = [c.weight.mean(1) for c in (memory.query_conv, memory.key_conv, memory.value_conv)]
+    for start, place in zip(starts, (0, 1, 0), strict=True):
+        expected = torch.eye(4)[place]
+        torch.testing.assert_close(start, expected, rtol=0, atol=0.1)
+
+
 def test_an_empty_first_layer_is_written_first() -> None:
     """The others see nothing but zeros in the first chunk, and little behind it."""
     memory = layer(init="zero_first")
@@ -353,6 +376,8 @@ def test_an_empty_first_layer_is_written_first() -> None:
         ({"value_dim": 4, "memory": residual_mlp()}, r"head_dim \(8\) and value_dim \(4\)"),
         ({"value_dim": 4, "parts": NO_PROJ}, r"num_heads \* value_dim \(8\) must equal dim"),
         ({"init": "zero_first", "memory": linear()}, "needs an MLP of two layers"),
+        ({"init": "zero_last", "options": ScanOptions(written="first")}, "no error reaches"),
+        ({"memory": SwiGLUMemory(8, 4), "options": ScanOptions(written="last")}, "needs an MLP"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(settings: dict, message: str) -> None:
@@ -423,6 +448,7 @@ def test_autocast_keeps_the_state_in_float32() -> None:
         (lambda: MLP(depth=0), ValueError, "depth"),
         (lambda: GateSettings(kind="row"), ValueError, "row"),
         (lambda: GateSettings(step_init=2.0), ValueError, "step_max"),
+        (lambda: Parts(key_lag=4), ValueError, "key_lag must lie below"),
         (lambda: layer()(tokens()[:, :0]), ValueError, "empty"),
         (lambda: layer()(tokens(), layer().initial_state(3)), StateError, "3 rows"),
         (lambda: layer()(tokens(), layer("deep").initial_state(2)), StateError, "configuration"),

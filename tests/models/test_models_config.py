@@ -26,6 +26,8 @@ def test_defaults_are_complete_for_every_variant() -> None:
         ({"memory_value_dim": 0}, "memory_value_dim must be at least 1, got 0"),
         ({"memory_key_lag": 4}, r"memory_key_lag must be below memory_conv_kernel \(4\)"),
         ({"memory_written": "second"}, "memory_written must be one of all, first, last"),
+        ({"memory_written": "first", "memory_rule": "ttt"}, "no effect with memory_rule='ttt'"),
+        ({"memory_written": "first", "memory_init": "zero_last"}, "no error reaches the layer"),
         ({"memory_init": "zero_first", "memory_depth": 1}, "needs a memory_depth of 2 or more"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"hidden_size": 50, "num_attention_heads": 4}, "multiple of num_attention_heads"),

@@ -25,7 +25,7 @@ TERMS = {
         "a loss that keeps keys, and values, apart in training, weight {}",
     ),
 }
-"""Settings that not all rules share: what they are without them, and what they mean."""
+"""Settings that are chosen for single rows: what is usual, and what another value means."""
 UNITS = (
     "Published sizes are bytes, 4 per number, and include the 3 d numbers of the convolution in "
     "front (d is the width); ours are numbers and leave the convolution out."
@@ -70,21 +70,25 @@ def _table(records: Sequence[Record]) -> str:
     return table(["model", "parameters", *SETTINGS_SHOWN.values(), "mean", *segments], rows)
 
 
+def own_terms(record: Record) -> str:
+    """What was chosen for a row, beyond what its rule is."""
+    settings = record.model.settings
+    return "; ".join(
+        text.format(settings[name])
+        for name, (usual, text) in TERMS.items()
+        if settings.get(name, usual) != usual
+    )
+
+
 def _terms(records: Sequence[Record]) -> str:
-    """What some rows have and others have not."""
-    lines = []
-    for record in sorted(records, key=_rank):
-        settings = record.model.settings
-        own = [
-            text.format(settings[name])
-            for name, (usual, text) in TERMS.items()
-            if settings.get(name, usual) != usual
-        ]
-        if own:
-            lines.append(f"- {model_name(record)}: {'; '.join(own)}.")
+    lines = [
+        f"- {model_name(record)}: {own_terms(record)}."
+        for record in sorted(records, key=_rank)
+        if own_terms(record)
+    ]
     if not lines:
         return ""
-    return "\nWhat these rows have and the others have not:\n\n" + "\n".join(lines) + "\n"
+    return "\nChosen for single rows, beyond what their rule is:\n\n" + "\n".join(lines) + "\n"
 
 
 def _rank(record: Record) -> tuple[float, float]:

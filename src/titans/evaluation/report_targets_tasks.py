@@ -6,7 +6,7 @@ from typing import NamedTuple
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
 from titans.evaluation.report_cells import by_haystack, by_model, first_score, model_name
-from titans.evaluation.report_mqar import mean_accuracy
+from titans.evaluation.report_mqar import mean_accuracy, own_terms
 from titans.evaluation.report_target_parts import (
     ABSENT,
     REPORTED,
@@ -51,7 +51,12 @@ def recall_targets(records: Sequence[Record]) -> list[Target]:
                 shown[name] = in_percent(mean_accuracy(other))
                 ahead.append(own > mean_accuracy(other))
         text = f"MQAR setting B, width {width}: deep LMM"
-        budget = "" if ours is None else f"; {ours.model.settings.get('minutes')} CPU minutes each"
+        budget = ""
+        if ours is not None:
+            budget = f"; {ours.model.settings.get('minutes')} CPU minutes each"
+            chosen_for_ours = own_terms(ours)
+            if chosen_for_ours:
+                budget += f"; chosen for `titans {width}`: {chosen_for_ours}"
         targets += [
             Target(
                 f"{text} ahead of {', '.join(RIVALS)} of equal state, at an equal budget "

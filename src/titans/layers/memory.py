@@ -6,7 +6,7 @@ anything that comes as `[batch, time, dim]`. Paper: sections 3.1 and 4.4.
 """
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from titans import ops
 from titans.errors import StateError
 from titans.layers.gates import GateSettings, MemoryGates
+from titans.layers.memory_init import MEMORY_INITS, MemoryInit, default_init, passes_no_error
 from titans.layers.memory_networks import LAYER_GAIN, MLP
 from titans.layers.memory_parts import Parts
 from titans.layers.memory_state import NeuralMemoryState
@@ -24,23 +25,12 @@ from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
 from titans.ops.functional import NetworkMemory
 
-MemoryInit = Literal["learned", "random", "zero_first", "zero_last"]
-MEMORY_INITS: tuple[MemoryInit, ...] = get_args(MemoryInit)
-
 STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
 """The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
 dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
 
 PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
-
-
-def default_init(depth: int) -> MemoryInit:
-    """How a memory of so many layers starts: where a deep one starts is not to be learned.
-
-    Its layers multiply, and grow in training until a write overshoots.
-    """
-    return "learned" if depth <= 2 else "random"
 
 
 class NeuralMemory(nn.Module):
@@ -60,7 +50,8 @@ class NeuralMemory(nn.Module):
         init: initial weights of the memory: learned; random and fixed; learned with a last layer
             of zeros (zero_last); or fixed with a first layer of zeros and orthogonal ones behind it
             (zero_first), so that writes go into the first, nearly as into a matrix. With either
-            of these an empty memory reads zero. By default learned, and random for an `MLP` of
+            of these an empty memory reads zero. What is not written (`options.written`) is learned
+            in any case. By default learned, and random for an `MLP` of
             three layers or more (docs/decisions/0003-stabiliser.md).
         options: what the scan does beyond the plain recurrence.
     """
@@ -95,6 +86,13 @@ class NeuralMemory(nn.Module):
             raise ValueError(f"init must be one of {', '.join(MEMORY_INITS)}; got {init!r}")
         if init == "zero_first" and depth < 2:
             raise ValueError("init='zero_first' needs an MLP of two layers or more")
+        if options.written != "all" and depth == 0:
+            raise ValueError(f"written={options.written!r} needs an MLP; use written='all'")
+        if passes_no_error(options.written, init, depth):
+            raise ValueError(
+                f"nothing could ever be written: with init={init!r} no error reaches the "
+                f"{options.written} layer; choose another init"
+            )
         value_dim = head_dim if value_dim is None else value_dim
         if head_dim < 1 or value_dim < 1:
             raise ValueError(
@@ -462,7 +460,24 @@ class NeuralMemory(nn.Module):
                 f"the state has {state.batch} rows, the input {x.shape[0]}; use "
                 "state.select(...) or memory.initial_state(batch)"
             )
-        return state
+        return state if self.options.written == "all" else self._with_own_weights(state)
+
+    def _with_own_weights(self, state: NeuralMemoryState) -> NeuralMemoryState:
+        """Layers that are not written, as they are now and not as when the state was made."""
+
+        def renew(weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            own = enumerate(zip(self.initial_memory, weights, strict=True))
+            return tuple(
+                w if self._is_written(i) else p.to(w.dtype).expand_as(w) for i, (p, w) in own
+            )
+
+        memory = state.memory
+        memory = memory.replace(
+            weights=renew(memory.weights),
+            chunk_weights=renew(memory.chunk_weights),
+            initial_weights=renew(memory.initial_weights),
+        )
+        return state.replace(memory=memory)
 
     def extra_repr(self) -> str:
         """Sizes, for `print(model)`."""

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from titans.errors import CheckpointError, ConfigError
-from titans.layers.memory import MEMORY_INITS, default_init
+from titans.layers.memory_init import MEMORY_INITS, default_init, passes_no_error
+from titans.ops.options import WRITTEN_LAYERS
 
 Variant = Literal["lmm", "mac", "mag", "mal", "transformer", "swa"]
 VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "transformer", "swa")
@@ -113,7 +114,8 @@ class TitansConfig(PreTrainedConfig):
     """Momentum (eta) at the start."""
     memory_init: str | None = None
     """The memory's first weights: learned, random (fixed), zero_first (fixed, first layer 0) or
-    zero_last (learned, last layer 0); None: learned up to two layers, random beyond."""
+    zero_last (learned, last layer 0); None: learned up to two layers, random beyond. Layers that
+    are not written are learned in any case."""
     memory_written: str = "all"
     """Which of a memory's layers are written: all (the paper), or the first or last alone; the
     others are ordinary weights."""
@@ -180,7 +182,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "memory_rule": ("titans", "ttt", "delta", "gated_delta"),
     "memory_gates": ("token", "chunk", "constant"),
     "memory_init": MEMORY_INITS,
-    "memory_written": ("all", "first", "last"),
+    "memory_written": WRITTEN_LAYERS,
     "forget_towards": ("initial", "zero"),
     "memory_gradient": ("full", "truncated"),
     "write_gate": ("none", "associative", "predictive"),
@@ -235,6 +237,16 @@ def _check(config: TitansConfig) -> None:
         )
     if config.memory_init == "zero_first" and config.memory_depth < 2:
         raise ConfigError("memory_init='zero_first' needs a memory_depth of 2 or more, got 1")
+    if config.memory_written != "all" and config.memory_rule != "titans":
+        raise ConfigError(
+            f"memory_written={config.memory_written!r} has no effect with "
+            f"memory_rule={config.memory_rule!r}; use all"
+        )
+    if passes_no_error(config.memory_written, config.memory_init, config.memory_depth):
+        raise ConfigError(
+            f"memory_written={config.memory_written!r} and memory_init={config.memory_init!r}: no "
+            "error reaches the layer that is written; choose another memory_init"
+        )
     if config.hidden_size % config.num_attention_heads:
         raise ConfigError(
             f"hidden_size ({config.hidden_size}) must be a multiple of num_attention_heads "

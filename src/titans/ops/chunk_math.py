@@ -218,7 +218,7 @@ def read_memory(
                 z = torch.baddbmm(z, r, base[layer].mT)
             z = torch.baddbmm(z, similar[-1] * rows.writes, recall.deltas[layer], alpha=-1)
         else:
-            similar.append(r[..., :0])
+            similar.append(r.new_empty(*r.shape[:-1], 0))
             z = torch.bmm(r, _fixed_weight(packed, base, layer, r).mT)
         pre.append(z)
         if layer < depth - 1:

@@ -1,7 +1,7 @@
 """What a memory scan can be asked to do beyond the plain recurrence. Symbols: docs/notation.md."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 InnerLoss = Literal["l2", "huber", "lp"]
 ForgetTowards = Literal["zero", "initial"]
@@ -9,6 +9,7 @@ ReadOrder = Literal["after", "before"]
 GradientMode = Literal["full", "truncated"]
 SurpriseMeasure = Literal["loss", "grad_norm"]
 WrittenLayers = Literal["all", "first", "last"]
+WRITTEN_LAYERS: tuple[WrittenLayers, ...] = get_args(WrittenLayers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         _one_of("loss", self.loss, ("l2", "huber", "lp"))
-        _one_of("written", self.written, ("all", "first", "last"))
+        _one_of("written", self.written, WRITTEN_LAYERS)
         _one_of("forget_towards", self.forget_towards, ("zero", "initial"))
         _one_of("read", self.read, ("after", "before"))
         _one_of("gradient", self.gradient, ("full", "truncated"))

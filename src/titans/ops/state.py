@@ -40,7 +40,8 @@ class Surprise(NamedTuple):
     loss: Float[Tensor, "batch time heads"]
     """The inner loss at the weights of the chunk's start. Differentiable. Zero where masked."""
     grad_norm: Float[Tensor, "batch time heads"]
-    """The norm of the loss's gradient over all weights of the head. A constant for autograd."""
+    """The norm of the loss's gradient over all weights of the head that are written. A constant for
+    autograd."""
 
 
 @dataclass(frozen=True)
