@@ -36,7 +36,11 @@ def test_compiled_chunk_step_equals_eager() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [ScanOptions(), STABLE], ids=["paper", "stable"])
+@pytest.mark.parametrize(
+    "options",
+    [ScanOptions(), STABLE, ScanOptions(written="first", momentum=False)],
+    ids=["paper", "stable", "first-layer"],
+)
 def test_compiled_groups_and_open_chunks_equal_eager(options: ScanOptions) -> None:
     check_compiled(options, 20, 8)
 
