@@ -15,6 +15,7 @@ learning rate falls with it. Then the seven test segments, in a record.
 
 import argparse
 import math
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -359,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ZooSubject(model, name),  # type: ignore[arg-type]
         card(model, name, config, training),
         path=args.json,
-        command=f"python benchmarks/mqar.py {' '.join(sys.argv[1:])}",
+        command=shlex.join(["python", "benchmarks/mqar.py", *sys.argv[1:]]),
     )
     print(training, model.state_numbers())
     for score in record.scores:
