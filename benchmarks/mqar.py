@@ -68,9 +68,9 @@ RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
 def shape(rule: str, dim: int) -> dict[str, object]:
     """`dim` times `dim` numbers: a matrix, two layers, or a first layer behind which one is fixed.
 
-    Momentum would double the state. Of ours the first layer alone is written, the second is an
-    ordinary weight; keys start as the token before; steps are small. What else was tried, and how
-    it compares: docs/log/memory.md.
+    Momentum would double the state. Of ours the first layer alone is written, the second stays as
+    it starts, orthogonal; keys start as the token before; steps are small. What else was tried, and
+    how it compares: docs/log/memory.md.
     """
     looks_back = {"memory_gate_kernel": LOOK_BACK.get(rule, 0)}
     if rule == "titans":

@@ -309,11 +309,12 @@ def test_keys_and_values_of_unequal_width(conv_size: int) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("init", ["learned", "random"])
 @pytest.mark.parametrize("written", ["first", "last"])
-def test_one_layer_alone_is_written(written: str, bias: bool) -> None:
-    """The others are ordinary weights: learned, and the same after any text."""
+def test_one_layer_alone_is_written(written: str, init: str, bias: bool) -> None:
+    """The others are ordinary weights, learned or fixed, and the same after any text."""
     options = ScanOptions(written=written, forget_towards="zero")  # type: ignore[arg-type]
-    memory = layer(init="random", memory=MLP(bias=bias), options=options)
+    memory = layer(init=init, memory=MLP(bias=bias), options=options)
     start, after = memory.initial_state(2), memory.write(tokens())
     per_layer = 2 if bias else 1
     changed = [
@@ -323,7 +324,7 @@ def test_one_layer_alone_is_written(written: str, bias: bool) -> None:
     expected = [written == "first"] * per_layer + [written == "last"] * per_layer
     assert changed == expected
     learned = [name for name, _ in memory.named_parameters() if name.startswith("memory_")]
-    assert learned == [f"memory_{i}" for i, is_written in enumerate(expected) if not is_written]
+    assert learned == [f"memory_{i}" for i in range(len(expected)) if init == "learned"]
     sizes = [w.numel() for w in memory.initial_memory]
     assert memory.written_numbers == sum(n for n, w in zip(sizes, expected, strict=True) if w)
     y, _ = memory(tokens())
@@ -333,7 +334,7 @@ def test_one_layer_alone_is_written(written: str, bias: bool) -> None:
 
 def test_a_layer_that_is_not_written_is_taken_from_the_layer_not_from_the_state() -> None:
     """As in training with carried states: between two windows the optimiser has moved it."""
-    memory = layer(init="zero_first", options=ScanOptions(written="first"))
+    memory = layer(init="learned", options=ScanOptions(written="first"))
     _, state = memory(tokens())
     state = state.detach()
     with torch.no_grad():

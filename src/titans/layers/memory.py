@@ -50,8 +50,8 @@ class NeuralMemory(nn.Module):
         init: initial weights of the memory: learned; random and fixed; learned with a last layer
             of zeros (zero_last); or fixed with a first layer of zeros and orthogonal ones behind it
             (zero_first), so that writes go into the first, nearly as into a matrix. With either
-            of these an empty memory reads zero. What is not written (`options.written`) is learned
-            in any case. By default learned, and random for an `MLP` of
+            of these an empty memory reads zero. What is fixed stays as it starts also where it is
+            not written (`options.written`). By default learned, and random for an `MLP` of
             three layers or more (docs/decisions/0003-stabiliser.md).
         options: what the scan does beyond the plain recurrence.
     """
@@ -155,13 +155,13 @@ class NeuralMemory(nn.Module):
                         nn.init.orthogonal_(head, gain=LAYER_GAIN)
         self._num_memory_parameters = len(parameters)
         for number, parameter in enumerate(parameters):
-            if init in ("random", "zero_first") and self._is_written(number):
+            if init in ("random", "zero_first"):
                 self.register_buffer(f"memory_{number}", parameter)
             else:
                 self.register_parameter(f"memory_{number}", nn.Parameter(parameter))
 
     def _is_written(self, number: int) -> bool:
-        """Whether a tensor of the memory is written; one that is not is an ordinary weight."""
+        """Whether reading changes a tensor of the memory."""
         if self.network is not None:
             return True
         per_layer = 2 if self._has_bias else 1

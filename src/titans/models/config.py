@@ -114,11 +114,10 @@ class TitansConfig(PreTrainedConfig):
     """Momentum (eta) at the start."""
     memory_init: str | None = None
     """The memory's first weights: learned, random (fixed), zero_first (fixed, first layer 0) or
-    zero_last (learned, last layer 0); None: learned up to two layers, random beyond. Layers that
-    are not written are learned in any case."""
+    zero_last (learned, last layer 0); None: learned up to two layers, random beyond."""
     memory_written: str = "all"
     """Which of a memory's layers are written: all (the paper), or the first or last alone; the
-    others are ordinary weights."""
+    others stay as they start, or as they are learned (`memory_init`)."""
     forget_towards: str = "initial"
     """What forgetting returns to: initial (the learned start) or zero (the paper)."""
     step_limit: float | None = 1.0
