@@ -59,6 +59,7 @@ SHAPE_SHOWN = (
     "memory_gate_kernel",
     "memory_step_max",
     "memory_written",
+    "memory_init",
     "memory_key_lag",
 )
 """What a record tells of its memory. Delta rules are matrices, written online with steps to 0.5."""

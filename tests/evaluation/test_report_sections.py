@@ -128,12 +128,19 @@ def test_recall_is_sorted_by_state_then_by_mean() -> None:
 def test_recall_tells_what_not_all_rows_have() -> None:
     records = [
         recall("plain", 0.5, memory_key_lag=None, decorrelate=0.0, memory_step_max=1.0),
-        recall("ours", 0.6, memory_written="first", memory_key_lag=1, decorrelate=0.02),
+        recall(
+            "ours",
+            0.6,
+            memory_written="first",
+            memory_init="zero_first",
+            memory_key_lag=1,
+            decorrelate=0.02,
+        ),
     ]
     section = mqar_section(records)
     assert (
-        "- `ours`: of its layers the first alone is written; keys start with what stands 1 token "
-        "before; a loss that keeps keys, and values, apart in training, weight 0.02.\n"
+        "- `ours`: of its layers the first alone is written; its first weights are not learned "
+        "(zero_first); keys start with what stands 1 token before; a loss that keeps keys, and values, apart in training, weight 0.02.\n"
     ) in section
     assert "- `plain`" not in section
     assert "Chosen for single rows" not in mqar_section(records[:1])

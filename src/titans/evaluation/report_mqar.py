@@ -17,6 +17,7 @@ SETTINGS_SHOWN = {
 """What a row tells of its model, and what stands above it."""
 TERMS = {
     "memory_written": ("all", "of its layers the {} alone is written"),
+    "memory_init": (None, "its first weights are not learned ({})"),
     "memory_key_lag": (None, "keys start with what stands {} token before"),
     "memory_gate_kernel": (0, "gates see {} tokens"),
     "memory_step_max": (1.0, "steps of at most {}"),
