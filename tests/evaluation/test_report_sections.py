@@ -140,7 +140,8 @@ def test_recall_tells_what_not_all_rows_have() -> None:
     section = mqar_section(records)
     assert (
         "- `ours`: of its layers the first alone is written; its first weights are not learned "
-        "(zero_first); keys start with what stands 1 token before; a loss that keeps keys, and values, apart in training, weight 0.02.\n"
+        "(zero_first); keys start with what stands 1 token before; a loss that keeps keys, and "
+        "values, apart in training, weight 0.02.\n"
     ) in section
     assert "- `plain`" not in section
     assert "Chosen for single rows" not in mqar_section(records[:1])
