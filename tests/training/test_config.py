@@ -95,12 +95,13 @@ def reduced(path: Path, folder: Path) -> RunConfig:
         data["path"] = str(write_corpus(folder))
     elif "mixture" in data:
         first = data["mixture"][0]
-        data["mixture"] = [first | {"length": min(first["length"], 144)}]
-    if data.get("source") == "babilong":
+        data["mixture"] = [first | {"length": min(first["length"], 160)}]
+    if data.get("source") in ("babilong", "niah"):
         (folder / "books.txt").write_text("It was a long day in the old house. " * 100)
+        data["path"] = str(folder / "books.txt")
+    if data.get("source") == "babilong":
         story = "1 Mary moved to the attic.\n2 Where is Mary? \tattic\t1\n"
         (folder / "qa1_single_train.txt").write_text(story * 40)
-        data["path"] = str(folder / "books.txt")
         data["task"]["babi_path"] = str(folder)
     return build(RunConfig, tree)
 

@@ -52,7 +52,7 @@ def draw_s_niah(records: Sequence[Record], path: Path) -> Figure | None:
         plot_published(axis, ttt)
         plot_band(axis, variants, "Titans LMM, MAC, MAG, MAL (paper)")
         scale_lengths(axis, ttt, ours)
-        axis.margins(x=0.08)
+        axis.margins(x=0.12)
         axis.set_ylim(-4, 104)
         axis.set_title(f"S-NIAH-{kind.upper()}")
     axes[0].set_ylabel("accuracy (per cent)")
