@@ -71,9 +71,9 @@ def s_niah_section(records: Sequence[Record]) -> str:
         "Passkeys lie in a noise that is the same for all. Each file: every file of the folder is "
         "a haystack of its own, and samples take turns. Thresholds, and in "
         "part haystacks for training and checkpoints, were chosen on the same test novels with "
-        "other samples; the last runs of MAC and MAG and TTT's threshold were judged on four other "
-        "novels ([log](log/evaluation.md)). In the picture our models stand side by side at each "
-        "length, and the grey area spans the paper's four variants.\n\n"
+        "other samples; the last runs of MAC and MAG, TTT's threshold and `niah-all-lmm` were "
+        "judged on four other novels ([log](log/evaluation.md)). In the picture our models "
+        "stand side by side at each length, and the grey area spans the paper's four variants.\n\n"
     )
     return note + "\n".join(parts)
 
