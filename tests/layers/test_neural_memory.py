@@ -332,6 +332,13 @@ def test_one_layer_alone_is_written(written: str, init: str, bias: bool) -> None
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in memory.parameters())
 
 
+def test_a_fixed_start_fixes_layers_that_are_not_written() -> None:
+    memory = layer(init="zero_first", options=ScanOptions(written="first"))
+    assert not any(name.startswith("memory_") for name, _ in memory.named_parameters())
+    assert {"memory_0", "memory_1"} <= memory.state_dict().keys()
+    assert memory.memory_1.abs().max() > 0
+
+
 def test_a_layer_that_is_not_written_is_taken_from_the_layer_not_from_the_state() -> None:
     """As in training with carried states: between two windows the optimiser has moved it."""
     memory = layer(init="learned", options=ScanOptions(written="first"))
