@@ -30,7 +30,8 @@ from titans.evaluation.locomo import (
     collect_examples,
     load_conversations,
 )
-from titans.evaluation.records import current_commit, machine_name
+from titans.evaluation.records import machine_name
+from titans.files import source_commit
 from titans.recall import TextMemory, load_encoder
 from titans.recall.features import FEATURES
 from titans.recall.forget import files_of
@@ -279,7 +280,7 @@ def main() -> None:
         note = {"command": f"python benchmarks/recall.py {args.what}", "machine": machine_name()}
         # Wall times mean what they say on an idle machine: this tells whether it was one.
         note["load_average"] = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        report = {**note, "commit": current_commit(), **report}
+        report = {**note, "commit": source_commit(), **report}
         target = Path(__file__).parent / "results" / f"recall_{args.what}.json"
         target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))

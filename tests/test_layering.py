@@ -7,6 +7,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "titans"
 
+ROOT = {"errors", "files"}
+"""Modules beside the packages, which every package may import and which import none of them."""
+
 MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "layers": {"ops"},
@@ -18,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"ops", "layers", "models", "data", "training", "recall"},
     "cli": {"ops", "layers", "models", "data", "training", "analysis", "recall", "evaluation"},
 }
-"""Package -> packages that it may import, besides itself and `titans.errors`."""
+"""Package -> packages that it may import, besides itself and `ROOT`."""
 
 
 def imported_packages(path: Path) -> set[str]:
@@ -42,9 +45,14 @@ def imported_packages(path: Path) -> set[str]:
 def test_imports_point_down(package: str) -> None:
     files = list((SOURCE / package).rglob("*.py"))
     for path in files:
-        extra = imported_packages(path) - MAY_IMPORT[package] - {package, "errors"}
+        extra = imported_packages(path) - MAY_IMPORT[package] - {package} - ROOT
         public = {"GateSettings", "MLP", "NeuralMemory", "NeuralMemoryState", "Parts"}
         assert not extra - public, f"{path.relative_to(SOURCE)} imports {sorted(extra)}"
+
+
+def test_root_modules_import_no_package() -> None:
+    for name in ROOT:
+        assert imported_packages(SOURCE / f"{name}.py") <= ROOT
 
 
 def test_every_package_is_listed() -> None:

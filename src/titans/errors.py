@@ -5,6 +5,7 @@ TitansError
 ├── CheckpointError   a model file that cannot be used: wrong variant, truncated, tampered, newer
 ├── ConfigError       a configuration that cannot be meant (unknown key, impossible value)
 ├── DataError         text, tokens or a corpus that cannot be used
+├── FileError         a file that cannot be read or written: a full disk, a folder, a device
 ├── StoreError        a text-memory store that cannot be opened or written
 └── GeneratorError    a language model behind the text memory that cannot answer
 
@@ -31,6 +32,10 @@ class ConfigError(TitansError, ValueError):
 
 class DataError(TitansError, ValueError):
     """Data that cannot be used."""
+
+
+class FileError(TitansError, OSError):
+    """A file that cannot be read or written."""
 
 
 class StoreError(TitansError):

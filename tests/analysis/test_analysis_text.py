@@ -50,8 +50,8 @@ def test_unknown_words_are_counted() -> None:
     [
         (b"", "is empty"),
         (b"ok\0ok", "byte 2 is zero"),
-        (b"caf\xe9 latin", "not UTF-8 text: byte 3 is 0xe9"),
-        (b"x" * 100 + b"\xff\xfe", "byte 100 is 0xff"),
+        (b"caf\xe9 latin", r"not UTF-8 text at byte 3 \(0xe9\)"),
+        (b"x" * 100 + b"\xff\xfe", r"byte 100 \(0xff\)"),
         ("abc€".encode()[:-1], "cut off"),
     ],
 )

@@ -10,10 +10,11 @@ from evaluation.test_subject import tiny
 from titans.cli.main import main
 from titans.errors import DataError
 from titans.evaluation import shipping
-from titans.evaluation.records import Record, package_version
+from titans.evaluation.records import Record
 from titans.evaluation.shipped_card import describe_checkpoint
 from titans.evaluation.subject import ModelSubject
 from titans.evaluation.training_stages import read_stage, read_stages
+from titans.files import package_version
 
 ROOT = Path(__file__).parents[2]
 BASE = """

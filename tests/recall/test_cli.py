@@ -138,3 +138,42 @@ def test_help_is_quick_and_shows_examples(command: str):
         assert begin and usage.stdout.count(f"titans {command}") >= 3
         times.append(float(usage.stdout.split()[-1]))
     assert min(times) < 0.5
+
+
+def test_export_reads_before_it_writes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Path
+):
+    main(["remember", "I like tea.", "--id", "a", "--encoder", "hashing:64"])
+    backup = tmp_path / "backup.jsonl"
+    assert main(["memory", "export", str(backup)]) == 0
+    kept = backup.read_text()
+    capsys.readouterr()
+    assert main(["memory", "export", str(backup), "--scope", "defualt"]) == 1
+    assert "no scope 'defualt'; there is: default" in capsys.readouterr().err
+    assert backup.read_text() == kept, "a typo leaves the old backup"
+    for target in (store, Path(f"{store}-wal")):
+        assert main(["memory", "export", str(target)]) == 1
+        assert "one of the files to read" in capsys.readouterr().err
+        assert main(["memory", "export", "-"]) == 0
+        assert capsys.readouterr().out == kept
+    for target in ("/dev/null", str(tmp_path)):
+        assert main(["memory", "export", target]) == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_damaged_store_leaves_the_old_backup(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Path
+):
+    texts = [f"Text {n} of many about {'tea ' * 50}" for n in range(40)]
+    for number, text in enumerate(texts):
+        main(["remember", text, "--id", str(number), "--encoder", "hashing:64"])
+    backup = tmp_path / "backup.jsonl"
+    assert main(["memory", "export", str(backup)]) == 0
+    kept, content = backup.read_text(), bytearray(store.read_bytes())
+    middle = len(content) // 2 // 4096 * 4096
+    content[middle : middle + 3 * 4096] = bytes(3 * 4096)
+    store.write_bytes(content)
+    capsys.readouterr()
+    assert main(["memory", "export", str(backup)]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert backup.read_text() == kept

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from titans.errors import CheckpointError, ConfigError, DataError
+from titans.files import provenance
 from titans.training import plots
 from titans.training.checkpoint import CheckpointFolder
 from titans.training.config import LogConfig
-from titans.training.files import provenance
 from titans.training.records import RunLog, read_log
 from titans.training.tuning import Tuner, load_space, report
 from training.runs import tiny_config

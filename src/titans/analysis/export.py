@@ -11,6 +11,7 @@ import numpy as np
 from titans.analysis.forgetting import forgetting_curve
 from titans.analysis.records import MODES, Curve, LayerTrace, Trace
 from titans.analysis.worth import verdict
+from titans.files import write_text
 
 FORMAT_VERSION = 1
 
@@ -38,7 +39,7 @@ def to_plain(value: Any) -> Any:
 def write_json(traces: Sequence[Trace], path: Path) -> None:
     """`{"format_version": 1, "traces": [...]}`, one entry per trace."""
     content = {"format_version": FORMAT_VERSION, "traces": [to_plain(trace) for trace in traces]}
-    path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, allow_nan=False) + "\n")
 
 
 def summary(trace: Trace) -> dict[str, object]:

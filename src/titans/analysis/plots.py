@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from titans.analysis.forgetting import forgetting_curve, show_tokens
 from titans.analysis.plot_text import plot_text
 from titans.analysis.records import MODES, FloatArray, LayerTrace, Trace
+from titans.files import write_figure
 
 INK, SOFT, LINE = "#1d1b16", "#6b6558", "#e5e0d5"
 COLOURS = ("#c2410c", "#1d6fb8", "#15803d", "#8b3fb8", "#b08900", "#c0266b", "#0f7f8a", "#6b6558")
@@ -163,8 +164,7 @@ def save_figures(traces: Sequence[Trace], folder: Path) -> list[Path]:
     written = []
     for name, figure in figures.items():
         path = folder / f"{name}.png"
-        # No date and no version in the file: the same trace gives the same bytes.
-        figure.savefig(path, dpi=130, metadata={"Software": None})
+        write_figure(path, figure, dpi=130)
         written.append(path)
     return written
 

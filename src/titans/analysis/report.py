@@ -17,6 +17,7 @@ from titans.analysis.export import summary, to_plain
 from titans.analysis.forgetting import ForgettingCurve, forgetting_curve
 from titans.analysis.records import MEMORY_QUANTITIES, Curve, LayerTrace, Trace
 from titans.analysis.worth import verdict
+from titans.files import write_text
 
 MAX_BYTES = 8_600_000
 """What the arrays of a page may take, of at most 10 MB."""
@@ -27,7 +28,7 @@ CURVE_BYTES = 5.4
 
 def write_report(traces: Sequence[Trace], path: Path, *, command: str = "") -> None:
     """Write the page of one trace, or of two side by side."""
-    path.write_text(build_page(traces, command=command), encoding="utf-8")
+    write_text(path, build_page(traces, command=command))
 
 
 def build_page(traces: Sequence[Trace], *, command: str = "") -> str:

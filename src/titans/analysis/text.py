@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from titans.analysis.records import Passage
 from titans.errors import DataError
+from titans.files import not_utf8
 
 PIECE = 1 << 16
 """Characters tokenized at a time."""
@@ -57,10 +58,7 @@ def _decode(content: bytes, path: Path, offset: int) -> tuple[str, bytes]:
     except UnicodeDecodeError as error:
         if error.reason == "unexpected end of data" and len(content) - error.start < 4:
             return content[: error.start].decode(), content[error.start :]
-        raise DataError(
-            f"{path} is not UTF-8 text: byte {offset + error.start} is "
-            f"0x{content[error.start]:02x}. Convert it, for example with iconv"
-        ) from error
+        raise not_utf8(path, error, offset) from error
 
 
 def tokenize(pieces: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Passage]:

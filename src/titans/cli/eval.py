@@ -158,7 +158,8 @@ def _run_locomo(task: object, args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from titans.evaluation.locomo import Locomo
-    from titans.evaluation.records import current_commit, describe_path, package_version
+    from titans.evaluation.records import describe_path
+    from titans.files import package_version, source_commit, write_text
 
     assert isinstance(task, Locomo), "built by the registry"
     with tqdm(total=1, unit="conversation", file=sys.stderr, desc="locomo") as bar:
@@ -173,13 +174,12 @@ def _run_locomo(task: object, args: argparse.Namespace) -> int:
         "data": describe_path(task.data),
         "rows": rows,
         "command": _command(args),
-        "commit": current_commit(),
+        "commit": source_commit(),
         "version": package_version(),
     }
     text = json.dumps(report, indent=1)
     if args.json is not None and str(args.json) != "-":
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(text + "\n", encoding="utf-8")
+        write_text(args.json, text + "\n")
     if str(args.json) == "-":
         print(text)
         return 0

@@ -8,6 +8,7 @@ import argparse
 import sys
 
 from titans.errors import CheckpointError, DataError
+from titans.files import read_text
 
 EXAMPLES = """examples:
   titans generate runs/mac/checkpoint --prompt "Once upon a time" --max-new-tokens 200
@@ -111,8 +112,7 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.prompt is not None:
         text = args.prompt
     elif args.prompt_file and args.prompt_file != "-":
-        with open(args.prompt_file, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = read_text(args.prompt_file)
     elif args.prompt_file == "-" or not sys.stdin.isatty():
         text = sys.stdin.read()
     else:

@@ -98,26 +98,24 @@ def _stats(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _export(args: argparse.Namespace) -> dict[str, object]:
+    from titans.files import writing
     from titans.recall import export_records
+    from titans.recall.forget import files_of
 
     with open_memory(args, must_exist=True) as memory:
         if str(args.file) == "-":
             export_records(memory, sys.stdout)
             return {}
-        with args.file.open("w", encoding="utf-8") as file:
+        with writing(args.file, inputs=files_of(memory.store.path)) as file:
             count = export_records(memory, file)
     return {"exported": count, "file": str(args.file)}
 
 
 def _import(args: argparse.Namespace) -> dict[str, object]:
-    from titans.errors import DataError
+    from titans.files import read_text
     from titans.recall import import_records
 
-    is_stdin = str(args.file) == "-"
-    try:
-        content = sys.stdin.read() if is_stdin else args.file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{args.file} is not UTF-8 text: {error}") from error
+    content = sys.stdin.read() if str(args.file) == "-" else read_text(args.file)
     # By line feed alone: texts may hold other characters that count as line ends.
     lines = content.split("\n")
     with open_memory(args) as memory, _Bar("importing", len(lines)) as bar:

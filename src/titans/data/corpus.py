@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from titans.errors import DataError
+from titans.files import not_utf8
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -120,10 +121,7 @@ def _read_text(path: Path, separator: str | None, max_bytes: int | None) -> Iter
         text = content.decode()
     except UnicodeDecodeError as error:
         if max_bytes is None or error.start < len(content) - 4:
-            raise DataError(
-                f"{path}: not UTF-8 text at byte {error.start} "
-                f"(0x{content[error.start]:02x}); convert it, for example with iconv"
-            ) from error
+            raise not_utf8(path, error) from error
         text = content[: error.start].decode()
     if separator is None:
         yield text

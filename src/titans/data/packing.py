@@ -9,9 +9,7 @@ one never reused. The folder appears by one rename: it is whole or not there.
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from titans.data.corpus import Corpus
 from titans.data.tokenizer import encode_document, end_token, tokenizer_fingerprint
-from titans.errors import DataError
+from titans.errors import DataError, FileError
+from titans.files import new_folder
 
 FORMAT_VERSION = 1
 
@@ -103,20 +102,11 @@ def open_packed(folder: Path) -> PackedTokens:
 
 
 def _build(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.part-"))
     try:
-        _write(part, corpus, tokenizer)
-        try:
-            part.rename(folder)
-        except OSError:
-            # Another process was faster. Its folder is as good as ours.
-            if not (folder / "meta.json").is_file():
-                raise
-    except OSError as error:
-        raise DataError(f"{folder.parent}: cannot keep the packed corpus here ({error})") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with new_folder(folder) as part:
+            _write(part, corpus, tokenizer)
+    except FileError as error:
+        raise DataError(f"the packed corpus cannot be kept: {error} (data.cache_dir)") from error
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -19,6 +19,7 @@ from titans.data.tasks.needle_words import needle_words
 from titans.data.tasks.records import IGNORE, TokenBatch
 from titans.evaluation.lengths import format_length
 from titans.evaluation.subject import ModelSubject
+from titans.files import write_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,5 +176,4 @@ def draw_demo(demo: Demo, path: str | Path) -> None:
     below.set_ylim(0, 1.4 * below.get_ylim()[1])  # room for the legend above the lines
     below.legend(loc="upper right", ncols=len(demo.readers))
     figure.tight_layout()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    write_figure(path, figure)

@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from titans.evaluation.lengths import format_length
+from titans.files import write_figure
 
 Points = Mapping[int, float]
 """Length or depth -> value."""
@@ -160,7 +161,6 @@ def _keys(looks: Mapping[str, Look]) -> dict[str, Artist]:
 
 
 def save_figure(figure: Figure, path: Path) -> Figure:
-    """Write the PNG without date and version: the same lines give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    """Write the picture and hand the figure on."""
+    write_figure(path, figure)
     return figure

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from titans.errors import DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
+from titans.files import write_figure
 
 SUFFIXES = (".png", ".pdf")
 """What a map can be drawn as."""
@@ -35,9 +36,7 @@ def draw_heat_map(record: Record, path: str | Path) -> None:
         _draw_panel(axis, [s for s in scores if str(s.detail.get("kind", "")) == kind], kind)
     figure.suptitle(f"{record.model.name}: {record.task}, {scores[0].samples} samples per cell")
     figure.tight_layout()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    # No date and no version in the file: the same record gives the same bytes.
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    write_figure(path, figure)
 
 
 def _draw_panel(axis: Axes, scores: list[Score], kind: str) -> None:

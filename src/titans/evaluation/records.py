@@ -10,13 +10,12 @@ import json
 import math
 import os
 import platform
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from titans.errors import DataError
+from titans.files import read_text, write_text
 
 Value = str | int | float | bool | None
 FORMAT_VERSION = 1
@@ -107,17 +106,13 @@ class Record:
             raise DataError(f"{source} is not an evaluation record: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write the record in one piece: a reader never sees half of it."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        part.write_text(self.to_json(), encoding="utf-8")
-        os.replace(part, target)
+        """Write the record."""
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> "Record":
         """Read what `save` wrote."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+        return cls.from_json(read_text(path), str(path))
 
 
 def load_records(folder: str | Path) -> list[Record]:
@@ -209,26 +204,6 @@ def digest_files(files: Iterable[Path]) -> str:
             while block := stream.read(1 << 20):
                 state.update(block)
     return state.hexdigest()[:12]
-
-
-def current_commit() -> str | None:
-    """The commit of the source that runs, with `+` when that source was changed since."""
-    here = Path(__file__).resolve().parent.parent
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(here), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "-s", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def package_version() -> str:
-    """The installed version of this package."""
-    return version("titans-neural-memory")
 
 
 def machine_name() -> str:

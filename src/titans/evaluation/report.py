@@ -30,6 +30,7 @@ from titans.evaluation.report_sweeps import sweep_sections
 from titans.evaluation.report_tables import table
 from titans.evaluation.report_targets import targets_section
 from titans.evaluation.report_throughput import throughput_section
+from titans.files import write_text
 
 HEAD = """# Results
 
@@ -109,7 +110,7 @@ def write_report(results: Path, page: Path, figures: Path, sources: Sources) -> 
     """Write the page and its pictures, one of them for each record that has depths."""
     records = load_records(results)
     text = render(records, draw_pictures(records, figures), sources)
-    page.write_text(text + depth_section(records, figures), encoding="utf-8")
+    write_text(page, text + depth_section(records, figures))
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -18,12 +18,11 @@ from titans.errors import DataError
 from titans.evaluation.records import (
     ModelCard,
     Record,
-    current_commit,
     machine_name,
-    package_version,
 )
 from titans.evaluation.subject import ModelSubject, Subject
 from titans.evaluation.tasks import Cell, Outcome, Task, UnboundTask
+from titans.files import append_text, package_version, read_text, source_commit, write_text
 
 
 def run_task(
@@ -65,8 +64,8 @@ def run_task(
         seed=seed,
         scores=tuple(scores),
         seconds=round(journal.seconds, 1),
-        commit=current_commit(),
-        version=package_version(),
+        commit=source_commit(),
+        version=package_version() or "",
         machine=machine_name(),
         command=command,
     )
@@ -117,9 +116,8 @@ class Journal:
         self.seconds = 0.0
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         if not (self._file.exists() and self._read(header)):
-            self._file.write_text(json.dumps(header) + "\n", encoding="utf-8")
+            write_text(self._file, json.dumps(header) + "\n")
 
     def known(self, cell: Cell) -> dict[int, Outcome]:
         """Outcomes of a cell by number of the sample."""
@@ -142,8 +140,7 @@ class Journal:
             json.dumps({"cell": cell.key, "sample": n, "seconds": share, "outcome": outcome}) + "\n"
             for n, outcome in outcomes.items()
         ]
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.writelines(lines)
+        append_text(self._file, "".join(lines))
 
     def remove(self) -> None:
         """The record is whole: the journal has done its work."""
@@ -153,7 +150,7 @@ class Journal:
     def _read(self, header: dict[str, object]) -> bool:
         """Take in what the file holds; False where that is no sample."""
         assert self._file is not None, "only called with a file"
-        text = self._file.read_text(encoding="utf-8")
+        text = read_text(self._file)
         lines = text.splitlines()
         if len(lines) < 2:
             # A run that failed before its first sample (a wrong path) must not block the next one.
@@ -172,6 +169,5 @@ class Journal:
             self._outcomes.setdefault(entry["cell"], {})[entry["sample"]] = entry["outcome"]
             self.seconds += entry["seconds"]
         if not text.endswith("\n"):
-            with self._file.open("a", encoding="utf-8") as stream:
-                stream.write("\n")
+            append_text(self._file, "\n")
         return True

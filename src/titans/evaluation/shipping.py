@@ -28,6 +28,7 @@ from titans.evaluation.shipped_card import PROVENANCE_NAME, TEXTS_NAME, describe
 from titans.evaluation.subject import ModelSubject, weights_digest
 from titans.evaluation.training_log import LOG_NAME
 from titans.evaluation.training_stages import CONFIG_NAME, read_stage
+from titans.files import read_text, write_bytes, write_text
 
 MAX_BYTES = 8_000_000
 """No file of a shipped checkpoint may be larger."""
@@ -96,8 +97,7 @@ def _write_card(target: Path, records: Sequence[Path], texts: Path | None) -> No
     subject = ModelSubject.load(target)
     loaded = _load_records(records, subject)
     if texts is not None:
-        note = texts.read_text(encoding="utf-8")
-        (target / TEXTS_NAME).write_text(note, encoding="utf-8")
+        write_text(target / TEXTS_NAME, read_text(texts))
     card = describe_checkpoint(target, subject, loaded)
     contents = {path.name: path.read_bytes() for path in records}
     folder = target / "records"
@@ -105,8 +105,8 @@ def _write_card(target: Path, records: Sequence[Path], texts: Path | None) -> No
     for old in folder.glob("*.json"):
         old.unlink()
     for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    (target / "README.md").write_text(card, encoding="utf-8")
+        write_bytes(folder / name, content)
+    write_text(target / "README.md", card)
     for file in target.rglob("*"):
         if file.is_file() and file.stat().st_size > MAX_BYTES:
             raise DataError(f"{file} has {file.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
@@ -116,7 +116,7 @@ def _write_config(config: dict[str, Any], target: Path, out: str) -> None:
     """A run's configuration, without where it ran: of an absolute path its name is left."""
     plain = {**_without_folders(config), "out": out}
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    (target / CONFIG_NAME).write_text(text, encoding="utf-8")
+    write_text(target / CONFIG_NAME, text)
 
 
 def _without_folders(value: Any) -> Any:

@@ -19,6 +19,7 @@ from titans.errors import ConfigError, TitansError
 from titans.evaluation.records import Record
 from titans.evaluation.sweep_file import Evaluation, Row, Sweep
 from titans.evaluation.training_log import LOG_NAME, read_training
+from titans.files import write_text
 
 DONE = "done.json"
 """Written in a job's folder once everything in it is finished."""
@@ -151,7 +152,7 @@ def run_sweep(
         finally:
             _begin(job, folder, before + clock() - began)
         spent[job.name] = before + clock() - began
-        (folder / DONE).write_text(json.dumps({"seconds": spent[job.name], **result}))
+        write_text(folder / DONE, json.dumps({"seconds": spent[job.name], **result}))
     failed = [job.name for job in jobs if "failed" in _outcome(out / job.name)]
     if failed:
         report(f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(failed)}")
@@ -160,7 +161,7 @@ def run_sweep(
 
 def _begin(job: Job, folder: Path, seconds: float) -> None:
     content = {"settings": list(job.settings), "seconds": seconds}
-    (folder / BEGUN).write_text(json.dumps(content), encoding="utf-8")
+    write_text(folder / BEGUN, json.dumps(content))
 
 
 def _begun(folder: Path) -> dict[str, Any]:

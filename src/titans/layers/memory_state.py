@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from titans.files import read_tensors, write_tensors
 from titans.layers.gates import GatePast
 from titans.ops import MemoryState
-from titans.ops.tensorfile import read_tensors, write_tensors
 
 FORMAT = "titans.neural_memory_state"
 FORMAT_VERSION = 1

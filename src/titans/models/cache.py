@@ -16,10 +16,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from titans.errors import StateError
+from titans.files import read_tensors_and_notes, write_tensors
 from titans.layers.attention import KeyValues
 from titans.layers.memory_state import NeuralMemoryState
 from titans.models.config import TitansConfig
-from titans.ops.tensorfile import read_tensors_and_notes, write_tensors
 
 FORMAT = "titans.cache"
 FORMAT_VERSION = 1

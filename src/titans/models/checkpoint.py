@@ -4,7 +4,6 @@ With `modeling_titans.py`, `AutoModelForCausalLM.from_pretrained(folder, trust_r
 finds the model without importing this package first. `checksums.json` tells a damaged file.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from titans.errors import CheckpointError
+from titans.files import file_digest, write_text
 
 AUTO_MAP = {
     "AutoConfig": "modeling_titans.TitansConfig",
@@ -32,9 +32,9 @@ ALIGNMENT = 64
 
 def write_extras(folder: Path) -> None:
     """Add the remote-code file and the checksums to a folder that `save_pretrained` filled."""
-    (folder / REMOTE_CODE_FILE).write_text(REMOTE_CODE)
-    sums = {path.name: _sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    (folder / CHECKSUM_FILE).write_text(json.dumps(sums, indent=2) + "\n")
+    write_text(folder / REMOTE_CODE_FILE, REMOTE_CODE)
+    sums = {path.name: file_digest(path) for path in sorted(folder.glob("*.safetensors"))}
+    write_text(folder / CHECKSUM_FILE, json.dumps(sums, indent=2) + "\n")
 
 
 def verify_checksums(folder: Path) -> None:
@@ -46,7 +46,7 @@ def verify_checksums(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder}: {name} is missing; copy the whole folder again")
-        if _sha256(path) != wanted:
+        if file_digest(path) != wanted:
             raise CheckpointError(
                 f"{path}: not the file that was saved (truncated or changed); copy it again, or "
                 f"delete {CHECKSUM_FILE} if you changed it on purpose"
@@ -80,8 +80,3 @@ def align_parameters(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
             parameter.data = parameter.data.clone()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

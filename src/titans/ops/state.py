@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from titans.errors import StateError
-from titans.ops.tensorfile import read_tensors, write_tensors
+from titans.files import read_tensors, write_tensors
 
 Layer = Tensor | tuple[Tensor, Tensor]
 """One layer of a memory network: a weight `[heads, out, in]`, or (weight, bias `[heads, out]`)."""

@@ -7,17 +7,25 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
-from titans.errors import DataError
+from titans.errors import DataError, StoreError
 from titans.recall.memory import TextMemory
 
 FIELDS = ("id", "text", "speaker", "time", "metadata")
 
 
 def export_records(memory: TextMemory, file: TextIO) -> int:
-    """Write the scope's persistent texts and records; returns the number of records."""
-    for text in memory.persistent_texts:
+    """Write the scope's persistent texts and records; returns the number of records.
+
+    Nothing is written before everything is read: a store that is damaged or does not know the scope
+    is an error.
+    """
+    memory.store.check_sound()
+    if memory.store.scope_id(memory.scope) is None:
+        names = ", ".join(memory.store.scopes()) or "none yet"
+        raise StoreError(f"{memory.store.path} has no scope {memory.scope!r}; there is: {names}")
+    persistent, records = memory.persistent_texts, memory.records()
+    for text in persistent:
         file.write(json.dumps({"persistent": text}, ensure_ascii=False) + "\n")
-    records = memory.records()
     for record in records:
         values = record.as_dict()
         line = {name: values[name] for name in FIELDS if values[name] is not None}

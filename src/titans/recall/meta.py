@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from titans import ops
 from titans.errors import DataError
+from titans.files import write_tensors, write_text
 from titans.layers.memory_networks import MLP
 from titans.ops import MemoryState
-from titans.ops.tensorfile import write_tensors
 from titans.recall.block import TurnBlock
 from titans.recall.config import NeuralConfig, neural_to_json
 from titans.recall.encoder import Encoder
@@ -321,7 +321,7 @@ def train_checkpoint(
         "checkpoint": path.name,
     }
     notes = {**report, "config": asdict(config), "curve": curve}
-    path.with_suffix(".json").write_text(json.dumps(notes, indent=1) + "\n", encoding="utf-8")
+    write_text(path.with_suffix(".json"), json.dumps(notes, indent=1) + "\n")
     return report
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from titans import ops
 from titans.errors import StateError
+from titans.files import read_tensors
 from titans.ops import MemoryState
-from titans.ops.tensorfile import read_tensors
 from titans.recall.block import TurnBlock
 from titans.recall.config import NeuralConfig, neural_to_json
 from titans.recall.sketch import sketch_words

@@ -159,6 +159,13 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             raise StoreError(explain(error, self.path, action)) from error
 
+    def check_sound(self) -> None:
+        """Raise `StoreError` if pages of the file are damaged; reads all of it."""
+        with self._translated("read"):
+            found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        if found != "ok":
+            raise StoreError(f"{self.path} is damaged ({' '.join(found.split())})")
+
     # Settings of the whole file
 
     def get_meta(self, key: str) -> str | None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titans.errors import CheckpointError
-from titans.training.files import (
+from titans.files import (
     free_space,
     is_out_of_space,
     make_readable,
     replace_link,
+    sync,
     sync_folder,
 )
 
@@ -89,7 +90,7 @@ class CheckpointFolder:
             make_readable(part)
             sync_folder(part)
             part.rename(target)
-            sync_folder(self.folder, recursive=False)
+            sync(self.folder)
             self._tidy()
         return Checkpoint(target, step, held_out_loss)
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from titans.errors import DataError
+from titans.files import write_figure, write_text
 from titans.training.records import Record, read_log
 
 DEFAULT_METRICS = (
@@ -104,16 +105,10 @@ def _panel(axes: Axes, curves: Sequence[RunCurves], metric: str) -> None:
 
 def save(figure: Figure, curves: Sequence[RunCurves], path: Path) -> None:
     """Write a picture, or an HTML page with the picture and a table of last values."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix in (".html", ".htm"):
-        path.write_text(_page(figure, curves))
+        write_text(path, _page(figure, curves))
     else:
-        try:
-            figure.savefig(path, dpi=130)
-        except ValueError as error:
-            raise DataError(
-                f"{path}: not a picture format (use .png, .svg, .pdf, .html)"
-            ) from error
+        write_figure(path, figure, dpi=130)
     plt.close(figure)
 
 

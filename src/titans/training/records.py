@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Protocol
 
 from titans.errors import ConfigError, DataError
+from titans.files import is_out_of_space, write_text
 from titans.training.config import LogConfig
-from titans.training.files import is_out_of_space, write_text
 
 LOG_NAME = "log.jsonl"
 TIMES = ("seconds", "tokens_per_second", "data_wait")

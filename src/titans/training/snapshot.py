@@ -26,10 +26,10 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from titans.errors import CheckpointError
+from titans.files import provenance
 from titans.models import TitansForCausalLM
 from titans.training.config import RunConfig
 from titans.training.config_file import to_yaml
-from titans.training.files import provenance
 from titans.training.launch import whole
 from titans.training.optim import optimizer_tensors, set_optimizer_tensors
 

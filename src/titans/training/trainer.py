@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titans.data.batch import Batch
+from titans.files import write_text
 from titans.training.config import RunConfig
 from titans.training.config_file import to_plain, to_yaml
 from titans.training.diagnosis import NonFiniteLoss, diagnose
 from titans.training.display import Display
-from titans.training.files import write_text
 from titans.training.held_out import held_out_loss, sample_text
 from titans.training.launch import is_sharded, split_again
 from titans.training.meter import Meter, means

@@ -27,6 +27,7 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from titans.errors import ConfigError
+from titans.files import write_figure, write_text
 from titans.training.config import RunConfig
 from titans.training.config_file import apply_setting, build, check_keys, read_yaml, to_plain
 from titans.training.diagnosis import NonFiniteLoss
@@ -167,8 +168,8 @@ def report(study: optuna.Study, out: Path) -> dict[str, object]:
         "best_settings": best.params,
         "importance": importance,
     }
-    (out / "report.json").write_text(json.dumps(result, indent=1))
-    (out / "report.md").write_text(_markdown(result, finished))
+    write_text(out / "report.json", json.dumps(result, indent=1))
+    write_text(out / "report.md", _markdown(result, finished))
     _draw(study, finished, importance, out / "report.png")
     return result
 
@@ -210,5 +211,5 @@ def _draw(
     right.barh(names, [importance[name] for name in names])
     title = "importance of settings" if names else "importance: needs 4 finished trials, 2 settings"
     right.set(title=title)
-    figure.savefig(path, dpi=120)
+    write_figure(path, figure)
     plt.close(figure)

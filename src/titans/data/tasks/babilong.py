@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from titans.data.tasks.haystack import read_text
 from titans.data.tasks.sentences import split_sentences
 from titans.errors import DataError
+from titans.files import read_text
 
 Encode = Callable[[str], list[int]]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from titans.data.tasks.sentences import split_sentences
 from titans.errors import DataError
+from titans.files import read_text
 
 
 def read_books(path: str | Path) -> list[str]:
@@ -29,16 +30,6 @@ def read_books(path: str | Path) -> list[str]:
     if not any(book.strip() for book in books):
         raise DataError(f"{place} holds no text at all")
     return books
-
-
-def read_text(file: Path) -> str:
-    """A file's text; what is not UTF-8 is refused by name."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} is not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from None
 
 
 def _read_book(file: Path) -> str:
