@@ -33,7 +33,7 @@ from titans.data.tasks.records import IntArray, TokenBatch
 from titans.evaluation.mqar import Mqar
 from titans.evaluation.records import ModelCard
 from titans.evaluation.runner import run_task
-from titans.evaluation.subject import Reading, weights_digest
+from titans.evaluation.subject import Reading, model_settings, weights_digest
 from titans.models import TitansConfig
 from titans.models.rules import build_memory
 
@@ -48,21 +48,6 @@ OVERLAP_TOKENS, RAMP = 512, 0.2
 """Tokens whose keys and values are compared; share of the time in which the weight grows."""
 MINUTES_PER_SEGMENT = 0.5
 KEEP_SECONDS = 120
-SHAPE_SHOWN = (
-    "memory_rule",
-    "hidden_size",
-    "memory_num_heads",
-    "memory_head_dim",
-    "memory_value_dim",
-    "memory_expansion",
-    "chunk_size",
-    "memory_gate_kernel",
-    "memory_step_max",
-    "memory_written",
-    "memory_init",
-    "memory_key_lag",
-)
-"""What a record tells of its memory. Delta rules are matrices, written online with steps to 0.5."""
 RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
 
 
@@ -179,7 +164,13 @@ class ZooSubject:
 
 
 def config_for(rule: str, dim: int, settings: dict[str, object]) -> TitansConfig:
-    fixed = {"variant": "lmm", "memory_num_heads": 1, "hidden_size": dim, "memory_rule": rule}
+    fixed = {
+        "variant": "lmm",
+        "vocab_size": VOCABULARY,
+        "memory_num_heads": 1,
+        "hidden_size": dim,
+        "memory_rule": rule,
+    }
     return TitansConfig(**{**fixed, **shape(rule, dim), **settings})
 
 
@@ -316,7 +307,7 @@ def card(model: Zoo, name: str, config: TitansConfig, training: dict[str, object
         vocab_size=VOCABULARY,
         digest=weights_digest(model),
         settings={
-            **{name: getattr(config, name) for name in SHAPE_SHOWN},
+            **model_settings(config),
             "state_numbers": model.state_numbers(),
             **training,
         },

@@ -129,14 +129,13 @@ class ModelSubject:
 
     def card(self) -> ModelCard:
         """What a record says about this model."""
-        settings = self.model.config.to_diff_dict()
         return ModelCard(
             name=self.name,
             variant=self.config.variant,
             num_parameters=sum(p.numel() for p in self.model.parameters()),
             vocab_size=self.vocab_size,
             digest=weights_digest(self.model),
-            settings={k: v for k, v in settings.items() if k not in _NOT_SETTINGS},
+            settings=model_settings(self.config),
         )
 
     def encode(self, text: str) -> IntArray:
@@ -275,6 +274,11 @@ def weights_digest(model: nn.Module) -> str:
         state.update(name.encode())
         state.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()[:12]
+
+
+def model_settings(config: TitansConfig) -> dict[str, object]:
+    """A configuration as a record states it: everything but what the file format adds."""
+    return {k: v for k, v in config.to_diff_dict().items() if k not in _NOT_SETTINGS}
 
 
 _NOT_SETTINGS = ("transformers_version", "architectures", "dtype", "auto_map", "model_type")
