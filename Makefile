@@ -49,7 +49,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 results: $(STAMP)
-	$(BIN)/python -m titans.evaluation.report
+	$(BIN)/python -m results.build
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
