@@ -1,0 +1,1 @@
+"""What the package computed before it was rebuilt, kept as files: see record.py."""
