@@ -98,7 +98,7 @@ def recalled(
     own = read_memory(keys, memory)
     # So large a gate that the limit decides: a write undoes `step` of its own error.
     gates = Gates(*(torch.full((4, pairs, 1), gate) for gate in (0.0, 0.0, 1e3)))
-    _, memory = scan_memory(
+    _, memory, _ = scan_memory(
         keys, keys, own + code[words][:, :, None], gates, memory,
         chunk_size=chunk, options=ScanOptions(step_limit=step),
     )  # fmt: skip

@@ -35,11 +35,11 @@ def repeated_keys(chunk: int, depth: int, eta: float, limit: float | None) -> di
     keys, values = key.expand(1, time, 1, width), torch.randn(1, 1, 1, width).expand(1, time, 1, -1)
     gates = Gates(*(torch.full((1, time, 1), g) for g in (0.0, eta, 0.5)))
     with torch.no_grad():
-        _, _, surprise = scan_memory(
+        _, _, trace = scan_memory(
             keys, keys, values, gates, MemoryState.initial(layers, 1), chunk_size=chunk,
-            options=ScanOptions(step_limit=limit), return_surprise=True,
+            options=ScanOptions(step_limit=limit),
         )  # fmt: skip
-    loss = surprise.loss.flatten()
+    loss = trace.surprise.loss.flatten()
     return {"end": (loss[-1] / loss[0]).item(), "worst": (loss.max() / loss[0]).item()}
 
 

@@ -17,7 +17,7 @@ from titans.analysis.export import write_json
 from titans.analysis.report import write_report
 from titans.layers.memory import NeuralMemory
 from titans.models import TitansForCausalLM
-from titans.ops import Gates, MemoryState, reference
+from titans.ops import Gates, MemoryState, reference_options
 
 TIME = 21
 MODES = ("live", "frozen", "off")
@@ -50,7 +50,7 @@ def project(memory: NeuralMemory, x: Tensor, name: str) -> Tensor:
 
 
 def slow_memory(memory: NeuralMemory, x: Tensor, writes: bool) -> tuple[Tensor, Slow]:
-    """The layer's output and its insides, by `ops.reference` alone."""
+    """The layer's output and its insides, by `ops.reference_options` only."""
     queries, keys, values = (project(memory, x, n) for n in ("query", "key", "value"))
     raw = torch.sigmoid(memory.gates.proj(x)).unflatten(-1, (3, memory.num_heads))
     alpha, eta, step = raw.unbind(2)
@@ -59,7 +59,7 @@ def slow_memory(memory: NeuralMemory, x: Tensor, writes: bool) -> tuple[Tensor, 
     reads, losses, norms = [], [], []
     for t in range(x.shape[1]):
         part = slice(t, t + 1)
-        read, state, surprise = reference.scan_memory(
+        read, state, trace = reference_options.scan_memory(
             queries[:, part],
             keys[:, part],
             values[:, part],
@@ -68,12 +68,11 @@ def slow_memory(memory: NeuralMemory, x: Tensor, writes: bool) -> tuple[Tensor, 
             chunk_size=memory.chunk_size,
             write_mask=torch.full((1, 1), writes),
             options=memory.options,
-            return_surprise=True,
         )
         states.append(state)
         reads.append(read)
-        losses.append(surprise.loss[0, 0])
-        norms.append(surprise.grad_norm[0, 0])
+        losses.append(trace.surprise.loss[0, 0])
+        norms.append(trace.surprise.grad_norm[0, 0])
     out = memory.output_norm(torch.cat(reads, dim=1)).flatten(-2)
     out = memory.output_proj(out * torch.sigmoid(memory.output_gate(x)))
     slow = Slow(torch.stack(losses), torch.stack(norms), gates, states, keys, values)

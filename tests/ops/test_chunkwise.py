@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.parity import OPTIONS, assert_parity, memory_inputs, random_mask
-from titans.ops import Gates, MemoryState, ScanOptions, reference, scan_memory
+from titans.ops import Gates, MemoryState, ScanOptions, reference_options, scan_memory
 
 
 @pytest.mark.parametrize("time", [1, 15, 16, 17, 63])
 @pytest.mark.parametrize("chunk_size", [1, 16, 64])
 def test_lengths_around_a_chunk(time: int, chunk_size: int) -> None:
     inputs = memory_inputs(time=time)
-    assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=chunk_size)
+    assert_parity(scan_memory, reference_options.scan_memory, inputs, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 16, 64])
@@ -22,14 +22,14 @@ def test_two_hundred_tokens(chunk_size: int, masked: bool) -> None:
     inputs = memory_inputs(time=200, batch=1, heads=1)
     if masked:
         inputs.mask = random_mask(1, 200)
-    assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=chunk_size)
+    assert_parity(scan_memory, reference_options.scan_memory, inputs, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_depths(depth: int, bias: bool) -> None:
     inputs = memory_inputs(time=37, depth=depth, bias=bias)
-    assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=16)
+    assert_parity(scan_memory, reference_options.scan_memory, inputs, chunk_size=16)
 
 
 @pytest.mark.parametrize("masks", ["none", "mask", "both"])
@@ -40,7 +40,7 @@ def test_options(name: str, masks: str) -> None:
         inputs.mask = random_mask(2, 21)
     if masks == "both":
         inputs.write_mask = random_mask(2, 21, seed=2)
-    assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=8)
+    assert_parity(scan_memory, reference_options.scan_memory, inputs, chunk_size=8)
 
 
 @pytest.mark.parametrize("name", ["l2", "huber", "towards_initial"])
@@ -50,7 +50,7 @@ def test_residual_memory(name: str, depth: int) -> None:
     towards = "initial" if name == "towards_initial" else "zero"
     options = ScanOptions(residual=True, loss=loss, forget_towards=towards)
     inputs = memory_inputs(time=21, key_dim=5, value_dim=5, depth=depth, options=options)
-    assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=8)
+    assert_parity(scan_memory, reference_options.scan_memory, inputs, chunk_size=8)
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,7 +91,7 @@ def test_any_setting(data: st.DataObject) -> None:
     if draw(st.booleans()):
         inputs.write_mask = random_mask(batch, time, draw(st.integers(0, 99)))
     chunk_size = draw(st.integers(1, 20))
-    assert_parity(scan_memory, reference.scan_memory, inputs, chunk_size=chunk_size)
+    assert_parity(scan_memory, reference_options.scan_memory, inputs, chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -101,11 +101,11 @@ def test_lower_precision_stays_near(dtype: torch.dtype) -> None:
     layers = [w.float() for w in inputs.layers]  # type: ignore[union-attr]
     low = [t.to(dtype) for t in (inputs.queries, inputs.keys, inputs.values, *inputs.gates)]
     state = MemoryState.initial(layers, 2)
-    fast, after = scan_memory(*low[:3], Gates(*low[3:]), state, chunk_size=16)
+    fast, after, _ = scan_memory(*low[:3], Gates(*low[3:]), state, chunk_size=16)
     assert fast.dtype == dtype
     assert after.dtype == torch.float32
     exact = [t.double() for t in low]
-    slow, _ = reference.scan_memory(
+    slow, _, _ = reference_options.scan_memory(
         *exact[:3], Gates(*exact[3:]), state.to(dtype=torch.float64), chunk_size=16
     )
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
@@ -116,7 +116,7 @@ def test_backward_memory_is_bounded_by_borders() -> None:
     """What a scan keeps for its backward is inputs and chunk borders, not per-token activations."""
     inputs = memory_inputs(time=512, batch=1, heads=1, hidden=64)
     leaves = [t.clone().requires_grad_() for t in (inputs.queries, inputs.keys, inputs.values)]
-    output, _ = scan_memory(
+    output, _, _ = scan_memory(
         *leaves, Gates(*inputs.gates), MemoryState.initial(inputs.layers, 1), chunk_size=4
     )
     node = output.grad_fn

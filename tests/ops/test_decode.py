@@ -5,14 +5,14 @@ import torch
 from test_chunkwise import OPTIONS
 
 from support.parity import assert_parity, memory_inputs, random_mask
-from titans.ops import Gates, ScanOptions, Surprise, reference, step
+from titans.ops import Gates, ScanOptions, Trace, reference_options, step
 
 
 def scan_by_steps(queries, keys, values, gates, state, *, mask=None, write_mask=None, **settings):
     """`scan_memory` made of single steps."""
-    found = []
+    outputs, traces = [], []
     for t in range(keys.shape[1]):
-        output, state, surprise = step(
+        output, state, trace = step(
             queries[:, t],
             keys[:, t],
             values[:, t],
@@ -22,9 +22,9 @@ def scan_by_steps(queries, keys, values, gates, state, *, mask=None, write_mask=
             write_mask=None if write_mask is None else write_mask[:, t],
             **settings,
         )
-        found.append((output, *surprise))
-    output, loss, norm = (torch.stack(x, dim=1) for x in zip(*found, strict=True))
-    return output, state, Surprise(loss, norm)
+        outputs.append(output)
+        traces.append(trace.map(lambda t: t[:, None]))
+    return torch.stack(outputs, dim=1), state, Trace.join(traces)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -34,10 +34,10 @@ def test_steps_match_the_specification(name: str, masked: bool) -> None:
     if masked:
         inputs.mask = random_mask(2, 13)
         inputs.write_mask = random_mask(2, 13, seed=2)
-    assert_parity(scan_by_steps, reference.scan_memory, inputs, chunk_size=5)
+    assert_parity(scan_by_steps, reference_options.scan_memory, inputs, chunk_size=5)
 
 
 def test_residual_memory() -> None:
     inputs = memory_inputs(time=9, key_dim=5, value_dim=5)
     inputs.options = ScanOptions(residual=True)
-    assert_parity(scan_by_steps, reference.scan_memory, inputs, chunk_size=4)
+    assert_parity(scan_by_steps, reference_options.scan_memory, inputs, chunk_size=4)

@@ -40,14 +40,15 @@ def compare(time: int, masks: dict[str, Tensor] | None = None, threshold: float 
                 state,
                 chunk_size=1,
                 options=options,
-                return_surprise=True,
                 **(masks or {}),
             )
-        reads, state, surprise = out
+        reads, state, trace = out
         weight = torch.linspace(-1, 1, reads.numel(), dtype=torch.float64).view_as(reads)
-        total = (reads * weight).sum() + state.weights[0].square().sum() + surprise.loss.sum()
+        total = (reads * weight).sum() + state.weights[0].square().sum() + trace.surprise.loss.sum()
         gradients = torch.autograd.grad(total, leaves)
-        found.append((reads, state.weights[0], state.position, *surprise, *gradients))
+        found.append(
+            (reads, state.weights[0], state.position, *trace.surprise, *trace[1:], *gradients)
+        )
     return found
 
 

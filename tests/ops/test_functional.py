@@ -6,7 +6,7 @@ from test_chunkwise import OPTIONS
 from torch import Tensor, nn
 
 from support.parity import assert_parity, memory_inputs, random_mask
-from titans.ops import MemoryState, ScanOptions, reference
+from titans.ops import MemoryState, ScanOptions, reference_options
 from titans.ops.functional import NetworkMemory
 
 
@@ -24,7 +24,7 @@ class ModuleMLP(nn.Module):
         return x
 
 
-def generic_scan(queries, keys, values, gates, state, *, options, return_surprise, **settings):
+def generic_scan(queries, keys, values, gates, state, *, options, **settings):
     network = NetworkMemory(ModuleMLP([4, 6, 5] if values.shape[-1] == 5 else [4, 4]))
     return network.scan(queries, keys, values, gates, state, options=options, **settings)
 
@@ -40,19 +40,19 @@ def test_generic_path_matches_the_specification(name: str, masked: bool) -> None
     if masked:
         inputs.mask = random_mask(2, 13)
         inputs.write_mask = random_mask(2, 13, seed=2)
-    assert_parity(generic_scan, reference.scan_memory, inputs, chunk_size=5)
+    assert_parity(generic_scan, reference_options.scan_memory, inputs, chunk_size=5)
 
 
 def test_single_layers_of_a_network_are_refused() -> None:
     inputs = memory_inputs(time=3, bias=True, options=OPTIONS["first_layer"])
     with pytest.raises(ValueError, match="written='first' needs an MLP"):
-        assert_parity(generic_scan, reference.scan_memory, inputs, chunk_size=2)
+        assert_parity(generic_scan, reference_options.scan_memory, inputs, chunk_size=2)
 
 
 def test_residual_memory() -> None:
     options = ScanOptions(residual=True)
     inputs = memory_inputs(time=9, depth=1, value_dim=4, bias=True, options=options)
-    assert_parity(generic_scan, reference.scan_memory, inputs, chunk_size=4)
+    assert_parity(generic_scan, reference_options.scan_memory, inputs, chunk_size=4)
 
 
 def test_read_is_the_network_at_the_present_weights() -> None:

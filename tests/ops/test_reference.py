@@ -5,7 +5,10 @@ import torch
 from torch import Tensor
 
 from support.parity import memory_inputs
-from titans.ops import Gates, MemoryState, ScanOptions, reference
+from titans.ops import Gates, MemoryState, ScanOptions, reference, reference_options
+
+SMOOTH = ScanOptions(forget_towards="initial", loss="lp", lp_power=3.0, read="before")
+"""Options without factors on theta, which are constants for autograd but not for differences."""
 
 
 def scalar_tokens(*values: float) -> Tensor:
@@ -29,7 +32,7 @@ def test_two_steps_by_hand() -> None:
     gates = Gates(scalar_gates(0.5, 0.1), scalar_gates(0.5, 0.25), scalar_gates(0.1, 0.2))
     output, state, surprise = reference.scan_memory(
         scalar_tokens(2, 10), scalar_tokens(1, 2), scalar_tokens(3, 1), gates, state,
-        chunk_size=1, return_surprise=True,
+        chunk_size=1,
     )  # fmt: skip
     torch.testing.assert_close(output.flatten(), torch.tensor([1.8, 2.7], dtype=torch.float64))
     torch.testing.assert_close(state.weights[0].item(), 0.27)
@@ -46,11 +49,27 @@ def test_chunk_takes_gradients_at_its_start() -> None:
     """
     state = MemoryState.initial([torch.ones(1, 1, 1, dtype=torch.float64)], 1)
     gates = Gates(scalar_gates(0.5, 0.1), scalar_gates(0.5, 0.25), scalar_gates(0.1, 0.2))
-    _, state = reference.scan_memory(
+    _, state, _ = reference.scan_memory(
         scalar_tokens(2, 10), scalar_tokens(1, 2), scalar_tokens(3, 1), gates, state, chunk_size=2
     )
     torch.testing.assert_close(state.weights[0].item(), 0.11)
     torch.testing.assert_close(state.momentum[0].item(), -0.7)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 64])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_without_options_both_references_are_one(depth: int, chunk_size: int) -> None:
+    inputs = memory_inputs(time=11, depth=depth, bias=True)
+    state = MemoryState.initial(inputs.layers, 2)
+    given = (inputs.queries, inputs.keys, inputs.values, Gates(*inputs.gates), state)
+    y, after, surprise = reference.scan_memory(*given, chunk_size=chunk_size)
+    other, state, trace = reference_options.scan_memory(*given, chunk_size=chunk_size)
+    assert torch.equal(y, other)
+    for name, tensor in after.named_tensors().items():
+        assert torch.equal(tensor, state.named_tensors()[name]), name
+    assert torch.equal(surprise.loss, trace.surprise.loss)
+    assert torch.equal(surprise.grad_norm, trace.surprise.grad_norm)
+    assert trace.active.all() and trace.written.all() and bool((trace.factor == 1).all())
 
 
 @pytest.mark.parametrize("loss", ["l2", "huber", "lp"])
@@ -63,9 +82,9 @@ def test_inner_gradient_is_the_gradient_of_the_loss(loss: str) -> None:
     gates = Gates(ones * 0, ones * 0, ones)
 
     def absorb(layers: list, chunk: int = 1) -> tuple:
-        return reference.scan_memory(
+        return reference_options.scan_memory(
             inputs.queries, inputs.keys, inputs.values, gates, MemoryState.initial(layers, 1),
-            chunk_size=chunk, options=options, return_surprise=True,
+            chunk_size=chunk, options=options,
         )  # fmt: skip
 
     _, after, _ = absorb(inputs.layers)
@@ -78,23 +97,29 @@ def test_inner_gradient_is_the_gradient_of_the_loss(loss: str) -> None:
                 bumped = [p.clone() for p in flat]
                 bumped[number].view(-1)[place] += sign * 1e-5
                 pairs = list(zip(bumped[::2], bumped[1::2], strict=True))
-                slopes.append(absorb(pairs)[2].loss.item())
+                slopes.append(absorb(pairs)[2].surprise.loss.item())
             expected = -(slopes[0] - slopes[1]) / 2e-5
             assert moved[place].item() == pytest.approx(expected, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize("chunk_size", [1, 3])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_gradcheck(depth: int, chunk_size: int) -> None:
+def test_gradcheck(depth: int, chunk_size: int, is_plain: bool) -> None:
     """Autograd through the whole recurrence equals finite differences."""
     inputs = memory_inputs(batch=1, time=4, heads=1, key_dim=2, hidden=3, value_dim=2, depth=depth)
     tensors = (inputs.queries, inputs.keys, inputs.values, *inputs.gates, *inputs.layers)
 
     def outputs(*leaves: Tensor) -> tuple[Tensor, ...]:
         state = MemoryState.initial(list(leaves[6:]), 1)
-        y, state, surprise = reference.scan_memory(
-            *leaves[:3], Gates(*leaves[3:6]), state, chunk_size=chunk_size, return_surprise=True
-        )
+        given = (*leaves[:3], Gates(*leaves[3:6]), state)
+        if is_plain:
+            y, state, surprise = reference.scan_memory(*given, chunk_size=chunk_size)
+        else:
+            y, state, trace = reference_options.scan_memory(
+                *given, chunk_size=chunk_size, options=SMOOTH
+            )
+            surprise = trace.surprise
         return y, surprise.loss, *state.weights, *state.momentum
 
     leaves = tuple(t.clone().requires_grad_() for t in tensors)  # type: ignore[union-attr]

@@ -31,7 +31,7 @@ def titans(
 ) -> tuple[Tensor, MemoryState]:
     state = MemoryState.initial([w[None] for w in layers], 1)
     batched = [t[None, :, None, :] for t in (q, k, v)]
-    output, state = scan_memory(*batched, gates, state, chunk_size=chunk_size, options=options)
+    output, state, _ = scan_memory(*batched, gates, state, chunk_size=chunk_size, options=options)
     return output[0, :, 0], state
 
 

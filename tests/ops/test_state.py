@@ -22,7 +22,7 @@ def scan(inputs: Inputs, state: MemoryState, begin: int, end: int | None, chunk_
         chunk_size=chunk_size,
         mask=None if inputs.mask is None else inputs.mask[:, part],
         options=inputs.options,
-    )
+    )[:2]
 
 
 def assert_states_equal(a: MemoryState, b: MemoryState, tolerance: float = 1e-12) -> None:
@@ -209,10 +209,10 @@ def test_surprise_falls_when_a_chunk_repeats() -> None:
     gates = Gates(torch.zeros_like(alpha), torch.full_like(eta, 0.3), torch.full_like(theta, 0.05))
     state, losses = MemoryState.initial(inputs.layers, 2), []
     for _ in range(6):
-        _, state, surprise = scan_memory(
+        _, state, trace = scan_memory(
             inputs.queries, inputs.keys, inputs.values, gates, state,
-            chunk_size=4, return_surprise=True,
+            chunk_size=4,
         )  # fmt: skip
-        losses.append(surprise.loss.mean().item())
+        losses.append(trace.surprise.loss.mean().item())
     assert all(later < earlier for earlier, later in zip(losses[:-1], losses[1:], strict=True))
     assert losses[-1] < 0.5 * losses[0]

@@ -76,7 +76,7 @@ def random_mask(batch: int, time: int, seed: int = 1, share: float = 0.7) -> Ten
 def run(
     scan: Callable[..., tuple], inputs: Inputs, chunk_size: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs, final state and surprise by name; and the gradient of a random projection of them
+    """Outputs, final state and trace by name; and the gradient of a random projection of them
     by every input, gate and initial weight."""
     leaves = {
         name: t.clone().requires_grad_()
@@ -92,7 +92,7 @@ def run(
         fresh = tuple(p.clone().requires_grad_() for p in parts)
         leaves.update({f"layer{number}.{i}": p for i, p in enumerate(fresh)})
         layers.append(fresh if isinstance(layer, tuple) else fresh[0])  # type: ignore[arg-type]
-    output, state, surprise = scan(
+    output, state, trace = scan(
         leaves["queries"],
         leaves["keys"],
         leaves["values"],
@@ -102,9 +102,9 @@ def run(
         mask=inputs.mask,
         write_mask=inputs.write_mask,
         options=inputs.options,
-        return_surprise=True,
     )
-    found = {"output": output, "loss": surprise.loss, "grad_norm": surprise.grad_norm}
+    found = {"output": output, **trace.surprise._asdict()}
+    found |= {"active": trace.active, "written": trace.written, "factor": trace.factor}
     found |= state.named_tensors()
     g = torch.Generator().manual_seed(7)
     total = torch.zeros((), dtype=torch.float64)
@@ -146,7 +146,7 @@ def assert_parity(
     chunk_size: int,
     tolerance: float = 1e-10,
 ) -> None:
-    """The same outputs, final state, surprise and gradients."""
+    """The same outputs, final state, trace and gradients."""
     values, gradients = run(fast, inputs, chunk_size)
     expected_values, expected_gradients = run(reference, inputs, chunk_size)
     assert_close(values, expected_values, tolerance)

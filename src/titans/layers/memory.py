@@ -24,6 +24,7 @@ from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
 from titans.ops.functional import NetworkMemory
+from titans.ops.writes import may_act
 
 STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
 """The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
@@ -351,10 +352,8 @@ class NeuralMemory(nn.Module):
 
     def _writes_nothing(self, gates: Gates, write_mask: Tensor | None) -> bool:
         """Whether every token of a call is a no-op, by its mask or by its step size."""
-        threshold = self.options.write_threshold
-        if write_mask is not None and not bool(write_mask.any()):
-            return True
-        return threshold is not None and not bool((gates.step_size >= threshold).any())
+        acting = may_act(gates.step_size, self.options, write_mask=write_mask)
+        return acting is not None and not bool(acting.any())
 
     def _pass_by(self, x: Tensor, state: NeuralMemoryState) -> tuple[Tensor, NeuralMemoryState]:
         """Read only: what `_run` comes to where nothing is written, without the scan."""
@@ -378,7 +377,7 @@ class NeuralMemory(nn.Module):
         want_surprise: bool,
     ) -> tuple[Tensor, MemoryState, Surprise | None]:
         if self.network is not None:
-            out, memory, surprise = self.network.scan(
+            out, memory, trace = self.network.scan(
                 tokens[0],
                 tokens[1],
                 tokens[2],
@@ -389,10 +388,10 @@ class NeuralMemory(nn.Module):
                 write_mask=write_mask,
                 options=self.options,
             )
-            return out, memory, surprise if want_surprise else None
+            return out, memory, trace.surprise if want_surprise else None
         queries, keys, values = tokens
         if queries.shape[1] == 1 and not torch.is_grad_enabled():
-            out, memory, surprise = ops.step(  # pyright: ignore[reportAssignmentType]
+            out, memory, trace = ops.step(
                 queries[:, 0],
                 keys[:, 0],
                 values[:, 0],
@@ -402,11 +401,10 @@ class NeuralMemory(nn.Module):
                 mask=None if mask is None else mask[:, 0],
                 write_mask=None if write_mask is None else write_mask[:, 0],
                 options=self.options,
-                return_surprise=True,
             )
-            timed = Surprise(*(s[:, None] for s in surprise))
+            timed = Surprise(*(s[:, None] for s in trace.surprise))
             return out[:, None], memory, timed if want_surprise else None
-        found = ops.scan_memory(
+        out, memory, trace = ops.scan_memory(
             queries,
             keys,
             values,
@@ -416,9 +414,8 @@ class NeuralMemory(nn.Module):
             mask=mask,
             write_mask=write_mask,
             options=self.options,
-            return_surprise=want_surprise,
         )
-        return found if len(found) == 3 else (*found, None)
+        return out, memory, trace.surprise if want_surprise else None
 
     def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
         """Projection -> convolution -> SiLU -> heads -> L2 norm."""

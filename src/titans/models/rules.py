@@ -37,7 +37,7 @@ class DeltaMemory(NeuralMemory):
         tokens, gates = self._as_ours(tokens, gates)
         if tokens[0].shape[1] == 1:
             return super()._scan(tokens, gates, memory, mask, write_mask, want_surprise)
-        out, memory, surprise = scan_delta(
+        out, memory, trace = scan_delta(
             *tokens,
             gates,
             memory,
@@ -45,7 +45,7 @@ class DeltaMemory(NeuralMemory):
             write_mask=write_mask,
             write_threshold=self.options.write_threshold,
         )
-        return out, memory, surprise if want_surprise else None
+        return out, memory, trace.surprise if want_surprise else None
 
     def _as_ours(
         self, tokens: tuple[Tensor, Tensor, Tensor], gates: Gates

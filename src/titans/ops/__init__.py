@@ -6,6 +6,7 @@ Reading order: `reference` (the specification), `chunk_math` (the closed form), 
 """
 
 from titans.ops import reference as reference
+from titans.ops import reference_options as reference_options
 from titans.ops.chunkwise import scan_memory as scan_memory
 from titans.ops.decode import step as step
 from titans.ops.options import ScanOptions as ScanOptions
@@ -15,15 +16,18 @@ from titans.ops.scan import sequential_scan as sequential_scan
 from titans.ops.state import Gates as Gates
 from titans.ops.state import MemoryState as MemoryState
 from titans.ops.state import Surprise as Surprise
+from titans.ops.state import Trace as Trace
 
 __all__ = [
     "Gates",
     "MemoryState",
     "ScanOptions",
     "Surprise",
+    "Trace",
     "associative_scan",
     "read_memory",
     "reference",
+    "reference_options",
     "scan_memory",
     "sequential_scan",
     "step",

@@ -15,7 +15,6 @@ from torch import Tensor
 from titans.ops import chunk_math as cm
 from titans.ops import mixing
 from titans.ops.joined import (
-    cat_or_none,
     chunk_part,
     cut_rows,
     join_chunks,
@@ -28,7 +27,8 @@ from titans.ops.joined import (
 )
 from titans.ops.options import ScanOptions
 from titans.ops.plan import SMALL_CHUNK, Plan, Tokens
-from titans.ops.write_control import judge_writes, project_on_gradients, stabilise
+from titans.ops.stabilise import project_on_gradients, stabilise
+from titans.ops.writes import acting_gates, decide, needs_loss, needs_norm, product
 
 
 class GroupResult(NamedTuple):
@@ -39,12 +39,21 @@ class GroupResult(NamedTuple):
     memories: list[Tensor]
     """The memory before each chunk, per layer, as joined rows."""
     active: Tensor | None
-    """Which tokens were not no-ops after all; None if none was."""
-    scale: Tensor | None
-    """The factor on theta that clipping, thresholds and the stabiliser came to."""
-    loss: Tensor | None
-    grad_norm: Tensor | None
+    """Zero at full no-ops, as joined rows; None if there are none."""
+    factor: Tensor | None
+    """What theta was multiplied by, as joined rows; None: one everywhere."""
+    trace: "GroupTrace"
     kept: cm.Kept
+
+
+class GroupTrace(NamedTuple):
+    """What a group did with its tokens, `[n time]`."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    written: Tensor | None
+    """Given only if surprise decides it."""
+    factor: Tensor | None
 
 
 def chunk_start(packed: list[Tensor], base: list[Tensor] | None, plan: Plan) -> list[Tensor]:
@@ -60,9 +69,9 @@ class Written(NamedTuple):
     mixed: mixing.Coefficients
     theta: Tensor
     active: Tensor | None
-    scale: Tensor | None
-    loss: Tensor | None
-    grad_norm: Tensor | None
+    written: Tensor | None
+    factor: Tensor | None
+    norm_squared: Tensor | None
 
 
 def write_chunk(
@@ -81,20 +90,19 @@ def write_chunk(
     biased, options = list(plan.biased), plan.options
     at = chunk_start(packed, base, plan) if start is None else start
     recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
-    verdict = judge_writes(recall, tokens.active, options, plan.want_surprise)
+    loss = cm.loss_value(recall.residue, options) if needs_loss(options) else None
+    squared = cm.grad_norm_squared(recall, options) if needs_norm(options) else None
+    active, is_written, factor = decide(tokens.active, loss, squared, options)
     if mixed is None:
-        mixed = mixing.coefficients(*tokens.acting_gates(verdict.active), verdict.active)
-    scale, squared = verdict.scale, verdict.grad_norm_squared
-    theta = tokens.theta if scale is None else tokens.theta * scale
+        mixed = mixing.coefficients(*acting_gates(tokens.alpha, tokens.eta, active), active)
+    theta = tokens.theta if factor is None else tokens.theta * factor
     if options.step_limit is not None:
         assert squared is not None
         moved = project_on_gradients(recall, packed, start, base, options)
-        factor = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
-        scale = factor if scale is None else scale * factor
-        theta = theta * factor
+        stable = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
+        factor, theta = product(factor, stable), theta * stable
     after = cm.carry_state(packed, recall, mixed, theta, plan.written, into)
-    norm = squared.sqrt() if plan.want_surprise and squared is not None else None
-    return Written(recall, mixed, theta, verdict.active, scale, verdict.loss, norm), after
+    return Written(recall, mixed, theta, active, is_written, factor, squared), after
 
 
 def group_forward(
@@ -127,15 +135,29 @@ def group_forward(
     )
     outputs = read.pre[-1] + queries if plan.options.residual else read.pre[-1]
     kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar, mixed)
-    return GroupResult(
-        uncut_rows(outputs, count),
-        packed,
-        before,
-        join_or_none([w.active for w in written]),
-        join_or_none([w.scale for w in written]),
-        cat_or_none([w.loss for w in written]),
-        cat_or_none([w.grad_norm for w in written]),
-        kept,
+    active, factor = (join_or_none([w[i] for w in written]) for i in (3, 5))
+    trace = _group_trace(recall, written, factor, count, plan.options)
+    return GroupResult(uncut_rows(outputs, count), packed, before, active, factor, trace, kept)
+
+
+def _group_trace(
+    recall: cm.Recall,
+    written: list[Written],
+    factor: Tensor | None,
+    count: int,
+    options: ScanOptions,
+) -> GroupTrace:
+    squared = join_or_none([w.norm_squared for w in written])
+    if squared is None:
+        squared = cm.grad_norm_squared(recall, options)
+    by_surprise = None
+    if options.surprise_threshold is not None:
+        by_surprise = join_or_none([w.written for w in written])
+    return GroupTrace(
+        uncut_rows(cm.loss_value(recall.residue, options), count),
+        uncut_rows(squared.sqrt(), count),
+        None if by_surprise is None else uncut_rows(by_surprise, count),
+        None if factor is None else uncut_rows(factor, count),
     )
 
 
@@ -176,9 +198,9 @@ def _known_coefficients(
     """The coefficients of all chunks of a group, unless surprise decides which tokens act."""
     if options.surprise_threshold is not None and options.skip_unsurprising:
         return None
+    gates = acting_gates(tokens.alpha, tokens.eta, tokens.active)
     alpha, eta, active = (
-        None if gate is None else cut_rows(gate, count)
-        for gate in (*tokens.acting_gates(tokens.active), tokens.active)
+        None if gate is None else cut_rows(gate, count) for gate in (*gates, tokens.active)
     )
     assert alpha is not None and eta is not None
     return mixing.coefficients(alpha, eta, active)
@@ -206,7 +228,7 @@ class Incoming(NamedTuple):
 def group_backward(
     grads: Incoming,
     tokens: Tokens,
-    scale: Tensor | None,
+    factor: Tensor | None,
     kept: cm.Kept,
     memories: list[Tensor],
     count: int,
@@ -216,13 +238,13 @@ def group_backward(
 ) -> GroupGrads:
     """Carry derivatives back through a group: its reads at once, its writes from last to first.
 
-    `tokens.active` and `scale` are those that `group_forward` arrived at, as joined rows.
+    `tokens.active` and `factor` are those that `group_forward` arrived at, as joined rows.
     """
     biased, options = list(plan.biased), plan.options
     cut = Tokens(*(None if t is None else cut_rows(t, count) for t in tokens[:6]), tokens.active)  # type: ignore[arg-type]
     recall = cm.restore_recall(cut.keys, kept, biased, options)
-    alpha, eta = cut.acting_gates(cut.active)
-    theta = cut.theta if scale is None else cut.theta * scale
+    alpha, eta = acting_gates(cut.alpha, cut.eta, cut.active)
+    theta = cut.theta if factor is None else cut.theta * factor
     mixed = kept.mixed
     rows = cm.read_rows(mixed, theta, options)
     read = cm.restore_read(cut.queries, kept, biased)
@@ -251,8 +273,8 @@ def group_backward(
     )
     if cut.active is not None:
         d_alpha, d_eta = d_alpha * cut.active, d_eta * cut.active
-    if scale is not None:
-        d_theta = d_theta * scale
+    if factor is not None:
+        d_theta = d_theta * factor
     d_queries = by_read.queries + d_outputs if options.residual else by_read.queries
     found = [uncut_rows(d, count) for d in (d_queries, d_keys, d_values, d_alpha, d_eta, d_theta)]
     return GroupGrads(Tokens(*found, None), d_packed, d_start, d_base)  # pyright: ignore[reportCallIssue]
@@ -382,7 +404,7 @@ class Border(NamedTuple):
     memories: list[Tensor] | None
     """The memory before each chunk, as joined rows; None where it is to be replayed."""
     active: Tensor | None
-    scale: Tensor | None
+    factor: Tensor | None
     kept: cm.Kept
 
 
@@ -391,15 +413,16 @@ class ChunkScan(torch.autograd.Function):
 
     Inputs after the plan: the seven `Tokens`, then per layer the packed weights and momentum,
     the open chunk's start weights (if resumed), the initial weights (if they matter).
-    Outputs: outputs, loss, grad_norm, then per layer the packed memory after the last token and
-    the weights at the start of the last piece.
+    Outputs: outputs, the four of `GroupTrace` (empty if None), then per layer the packed memory
+    after the last token and the weights at the start of the last piece.
     """
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:  # noqa: D102
         tokens, packed, start, base = _unpack(plan, tensors)
         run, _ = _group_functions(plan.options)
-        outputs, losses, norms = [], [], []
+        outputs: list[Tensor] = []
+        traces: list[GroupTrace] = []
         borders: list[Border] = []
         begin, given, last = 0, start, packed
         for group in plan.groups:
@@ -410,24 +433,23 @@ class ChunkScan(torch.autograd.Function):
             if any(ctx.needs_input_grad):
                 memories = found.memories if length >= SMALL_CHUNK else None
                 borders.append(
-                    Border(begin, packed, memories, found.active, found.scale, found.kept)
+                    Border(begin, packed, memories, found.active, found.factor, found.kept)
                 )
             last = [chunk_part(m, len(group) - 1, len(group)) for m in found.memories]
             packed, begin = found.packed, end
             outputs.append(found.outputs)
-            losses.append(found.loss)
-            norms.append(found.grad_norm)
+            traces.append(found.trace)
         last_start = chunk_start(last, base, plan) if given is None else given
         ctx.plan, ctx.borders = plan, borders
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         output = torch.cat(outputs, dim=1)
-        loss, norm = (
-            torch.cat(x, dim=1) if plan.want_surprise else output.new_zeros(0)
-            for x in (losses, norms)
-        )
-        ctx.mark_non_differentiable(norm)
-        return output, loss, norm, *packed, *(w.clone() for w in last_start)
+        trace = [
+            output.new_zeros(0) if same[0] is None else torch.cat(same, dim=1)
+            for same in zip(*traces, strict=True)
+        ]
+        ctx.mark_non_differentiable(*trace[1:])
+        return output, *trace, *packed, *(w.clone() for w in last_start)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -438,8 +460,8 @@ class ChunkScan(torch.autograd.Function):
         tokens, packed, start, base = _unpack(plan, ctx.saved_tensors)
         run, run_backward = _group_functions(plan.options)
         d_outputs, d_loss = grads[:2]
-        d_packed = _or_zeros(grads[3 : 3 + plan.depth], packed)
-        d_start = _or_none(grads[3 + plan.depth :], chunk_start(packed, base, plan))
+        d_packed = _or_zeros(grads[5 : 5 + plan.depth], packed)
+        d_start = _or_none(grads[5 + plan.depth :], chunk_start(packed, base, plan))
         if d_outputs is None:
             d_outputs = torch.zeros_like(tokens.values)
         d_tokens = [torch.empty_like(t) for t in tokens[:6]]  # type: ignore[arg-type]
@@ -451,13 +473,11 @@ class ChunkScan(torch.autograd.Function):
             memories = border.memories
             if memories is None:
                 memories = run(part, len(group), border.packed, given, base, plan).memories
-            by_loss = None
-            if d_loss is not None and d_loss.numel():
-                by_loss = d_loss[:, border.begin : end]
+            by_loss = None if d_loss is None else d_loss[:, border.begin : end]
             found = run_backward(
                 Incoming(d_outputs[:, border.begin : end], by_loss, d_packed, d_start),
                 part._replace(active=border.active),
-                border.scale,
+                border.factor,
                 border.kept,
                 memories,
                 len(group),

@@ -1,7 +1,7 @@
 """Chunk-parallel memory scan: the path used for training and for reading long inputs.
 
-Equal to `ops.reference.scan_memory`; tests/ops/test_chunkwise.py compares outputs, final state,
-surprise and every gradient. Pure: no parameters, no globals. Derivation: ops/README.md.
+Equal to `ops.reference_options.scan_memory`; tests/ops/test_chunkwise.py compares outputs, final
+state, trace and every gradient. Pure: no parameters, no globals. Derivation: ops/README.md.
 """
 
 import torch
@@ -15,7 +15,8 @@ from titans.ops.layout import bias_pattern, from_rows, pack, stack, to_rows, unp
 from titans.ops.options import ScanOptions
 from titans.ops.plan import Plan
 from titans.ops.ragged import RaggedRows, align_rows
-from titans.ops.state import Gates, MemoryState, Surprise
+from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.writes import Decision, make_trace, may_act
 
 
 @eager
@@ -30,11 +31,7 @@ def scan_memory(
     mask: Bool[Tensor, "batch time"] | None = None,
     write_mask: Bool[Tensor, "batch time"] | None = None,
     options: ScanOptions | None = None,
-    return_surprise: bool = False,
-) -> (
-    tuple[Float[Tensor, "batch time heads value_dim"], MemoryState]
-    | tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Surprise]
-):
+) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Trace]:
     """Write `keys -> values` into the memory, token by token, and read it with `queries`.
 
         S_t = eta_t S_{t-1} - theta_t grad loss(M_c; k_t, v_t)      momentum
@@ -48,11 +45,10 @@ def scan_memory(
         mask: False marks padding: it changes nothing, takes no position, and reads zero.
         write_mask: False marks tokens that read but do not write (and forget nothing).
         options: everything beyond the plain recurrence.
-        return_surprise: also return each token's loss and gradient norm.
 
     Returns:
-        The reads, a state from which a later call continues exactly, and (on request) the
-        surprise.
+        The reads, a state from which a later call continues exactly, and what was done with each
+        token: its surprise, whether it was written, and how strongly.
     """
     options = options or ScanOptions()
     check_scan(queries, keys, values, gates, state, chunk_size, mask, write_mask, options)
@@ -62,54 +58,42 @@ def scan_memory(
         tokens = [t.to(dtype) for t in (queries, keys, values, *gates)]
         if not options.momentum:
             tokens[4] = torch.zeros_like(tokens[4])
-        active = _active(tokens[5], write_mask, options)
-        run = _Run(chunk_size, options, return_surprise)
+        active = may_act(tokens[5], options, write_mask=write_mask)
+        active = None if active is None else active.to(dtype)
+        run = _Run(chunk_size, options)
         rows = align_rows(mask, keys.shape[1], state.position, chunk_size)
         if rows is None:
-            outputs, surprise, state = run.uniform(tokens, active, state)
+            outputs, state, trace = run.uniform(tokens, active, state)
         else:
-            outputs, surprise, state = run.ragged(tokens, active, state, rows)
-    outputs = outputs.to(result_dtype)
-    return (outputs, state, surprise) if return_surprise else (outputs, state)
-
-
-def _active(theta: Tensor, write_mask: Tensor | None, options: ScanOptions) -> Tensor | None:
-    """One where a token may write, `[batch time heads]`; None if every token may."""
-    active = None
-    if write_mask is not None:
-        active = write_mask[..., None].expand_as(theta)
-    if options.write_threshold is not None:
-        strong = theta >= options.write_threshold
-        active = strong if active is None else active & strong
-    return None if active is None else active.to(theta.dtype)
+            outputs, state, trace = run.ragged(tokens, active, state, rows)
+    return outputs.to(result_dtype), state, trace
 
 
 class _Run:
     """One call of `scan_memory`: the settings that its pieces share."""
 
-    def __init__(self, chunk_size: int, options: ScanOptions, want_surprise: bool) -> None:
+    def __init__(self, chunk_size: int, options: ScanOptions) -> None:
         self.chunk_size = chunk_size
         self.options = options
-        self.want_surprise = want_surprise
 
     def uniform(
         self, tokens: list[Tensor], active: Tensor | None, state: MemoryState
-    ) -> tuple[Tensor, Surprise, MemoryState]:
+    ) -> tuple[Tensor, MemoryState, Trace]:
         """All rows stand at the same place in their chunk, and no token is masked."""
         time = tokens[0].shape[1]
         offset = int(state.position[0]) % self.chunk_size
         pieces = _cut(time, offset, self.chunk_size)
-        outputs, surprise, state, start = self._scan(tokens, active, state, pieces, offset > 0)
+        outputs, state, trace, start = self._scan(tokens, active, state, pieces, offset > 0)
         closed = (offset + time) % self.chunk_size == 0
         state = state.replace(
             chunk_weights=state.weights if closed else start,
             position=state.position + time,
         )
-        return outputs, surprise, state
+        return outputs, state, trace
 
     def ragged(
         self, tokens: list[Tensor], active: Tensor | None, state: MemoryState, rows: RaggedRows
-    ) -> tuple[Tensor, Surprise, MemoryState]:
+    ) -> tuple[Tensor, MemoryState, Trace]:
         """Rows stand at different places, or have padding: shift them so that borders align."""
         aligned = [rows.align(t) for t in tokens]
         valid = rows.valid[..., None].to(tokens[0].dtype)
@@ -119,26 +103,26 @@ class _Run:
         current = state.replace(
             chunk_weights=_rows_where(open_rows, state.chunk_weights, state.weights)
         )
-        outputs, losses, norms = [], [], []
+        outputs: list[Tensor] = []
+        traces: list[Trace] = []
         for chunk, begin in enumerate(range(0, rows.width, self.chunk_size)):
             end = min(begin + self.chunk_size, rows.width)
             part = [t[:, begin:end] for t in aligned]
             resumed = chunk == 0 and bool(open_rows.any())
-            output, surprise, current, start = self._scan(
+            output, current, trace, start = self._scan(
                 part, active[:, begin:end], current, (end - begin,), resumed
             )
             ends_here = rows.last_chunk == chunk
             final_start = _rows_where(ends_here, start, final_start)
             outputs.append(output)
-            losses.append(surprise.loss)
-            norms.append(surprise.grad_norm)
+            traces.append(trace)
         closed = rows.closed
         state = current.replace(
             chunk_weights=_rows_where(closed, current.weights, final_start),
             position=state.position + rows.count,
         )
-        surprise = Surprise(*(rows.restore(torch.cat(s, dim=1)) for s in (losses, norms)))
-        return rows.restore(torch.cat(outputs, dim=1)), surprise, state
+        trace = Trace.join(traces).map(rows.restore)
+        return rows.restore(torch.cat(outputs, dim=1)), state, trace
 
     def _scan(
         self,
@@ -147,26 +131,28 @@ class _Run:
         state: MemoryState,
         pieces: tuple[int, ...],
         resumed: bool,
-    ) -> tuple[Tensor, Surprise, MemoryState, tuple[Tensor, ...]]:
+    ) -> tuple[Tensor, MemoryState, Trace, tuple[Tensor, ...]]:
         """Run pieces of aligned rows; also give the weights at the start of the last one."""
         batch, biased = state.batch, bias_pattern(state.weights)
         base = stack(state.initial_weights) if self.options.forget_towards == "initial" else None
-        plan = Plan(pieces, biased, resumed, self.want_surprise, self.options)
+        plan = Plan(pieces, biased, resumed, self.options)
         arguments = [to_rows(t) for t in tokens]
         arguments.append(None if active is None else to_rows(active))  # type: ignore[arg-type]
         arguments += pack(state, base, self.options.momentum)
         arguments += stack(state.chunk_weights) if resumed else []
         arguments += base or []
-        output, loss, norm, *memory = ChunkScan.apply(plan, *arguments)  # type: ignore[misc]
+        output, loss, norm, written, factor, *memory = ChunkScan.apply(plan, *arguments)  # type: ignore[misc]
         weights, momentum = unpack(memory[: len(biased)], base, self.options.momentum)
         start = unstack(memory[len(biased) :], biased, batch)
         state = state.replace(weights=unstack(weights, biased, batch))
         if momentum is not None:
             state = state.replace(momentum=unstack(momentum, biased, batch))
-        if not self.want_surprise:
-            loss = norm = output.new_zeros(output.shape[:2])
         surprise = Surprise(from_rows(loss, batch), from_rows(norm, batch))
-        return from_rows(output, batch), surprise, state, start
+        written = from_rows(written, batch) if written.numel() else active
+        factor = from_rows(factor, batch) if factor.numel() else None
+        active = written if self.options.skip_unsurprising else active
+        trace = make_trace(surprise, Decision(active, written, factor))
+        return from_rows(output, batch), state, trace, start
 
 
 def _cut(time: int, offset: int, chunk_size: int) -> tuple[int, ...]:

@@ -14,8 +14,9 @@ from titans.ops.eager import eager
 from titans.ops.layout import bias_pattern, pack, stack, unstack
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
-from titans.ops.state import Gates, MemoryState, Surprise
-from titans.ops.write_control import Verdict, judge_writes, project_on_gradients, stabilise
+from titans.ops.stabilise import project_on_gradients, stabilise
+from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.writes import Decision, acting_gates, decide, make_trace, may_act, product
 
 
 @eager
@@ -30,14 +31,11 @@ def step(
     mask: Bool[Tensor, " batch"] | None = None,
     write_mask: Bool[Tensor, " batch"] | None = None,
     options: ScanOptions | None = None,
-    return_surprise: bool = False,
-) -> (
-    tuple[Float[Tensor, "batch heads value_dim"], MemoryState]
-    | tuple[Float[Tensor, "batch heads value_dim"], MemoryState, Surprise]
-):
+) -> tuple[Float[Tensor, "batch heads value_dim"], MemoryState, Trace]:
     """Absorb one token of every row and read the memory with its query.
 
-    The arguments are those of `scan_memory` without the time axis (gates `[batch, heads]`).
+    Arguments and results are those of `scan_memory` without the time axis (gates and trace are
+    `[batch, heads]`).
     """
     options = options or ScanOptions()
     timed = [t[:, None] for t in (query, key, value)]
@@ -59,19 +57,23 @@ def step(
         inputs = [t.to(state.dtype).flatten(0, 1) for t in (query, key, value, *gates)]
         if not options.momentum:
             inputs[4] = torch.zeros_like(inputs[4])
-        output, surprise, state = _absorb(inputs, state, chunk_size, mask, write_mask, options)
-    output = output.to(value.dtype)
-    return (output, state, surprise) if return_surprise else (output, state)
+        active = may_act(gates.step_size.to(state.dtype), options, mask=mask, write_mask=write_mask)
+        active = None if active is None else active.to(state.dtype)
+        output, trace, after = _absorb(inputs, active, state, chunk_size, options)
+        if mask is not None and not bool(mask.all()):
+            output = torch.where(mask[:, None, None], output, 0.0)
+            trace = trace.map(lambda t: torch.where(mask[:, None], t, torch.zeros_like(t)))
+            after = _keep_rows(mask, after, state)
+    return output.to(value.dtype), after, trace
 
 
 def _absorb(
     inputs: list[Tensor],
+    active: Tensor | None,
     state: MemoryState,
     chunk_size: int,
-    mask: Tensor | None,
-    write_mask: Tensor | None,
     options: ScanOptions,
-) -> tuple[Tensor, Surprise, MemoryState]:
+) -> tuple[Tensor, Trace, MemoryState]:
     query, key, value, alpha, eta, theta = inputs
     batch, heads = state.batch, state.num_heads
     biased = bias_pattern(state.weights)
@@ -81,23 +83,21 @@ def _absorb(
     if options.gradient == "truncated":
         start = [w.detach() for w in start]
     recall = cm.recall_keys(key[:, None], value[:, None], start, list(biased), options)
-    active = _active(theta, mask, write_mask, heads, options)
-    alpha, eta, theta = (g[:, None] for g in (alpha, eta, theta))
+    loss = cm.loss_value(recall.residue, options)
+    gates = (alpha[:, None], eta[:, None], theta[:, None])
     with torch.no_grad():
-        verdict = judge_writes(recall, active, options, want_surprise=True)
-        scale = _factor((alpha, eta, theta), verdict, recall, start, state, options)
-    acting = verdict.active
-    if acting is not None:
-        alpha, eta = alpha * acting, 1 - (1 - eta) * acting
-    theta = theta if scale is None else theta * scale
+        squared = cm.grad_norm_squared(recall, options)
+        flat = None if active is None else active.flatten()[:, None]
+        decision = decide(flat, loss.detach(), squared, options)
+        if options.step_limit is not None:
+            decision = _stabilised(decision, squared, gates, recall, start, state, options)
+    acting = acting_gates(gates[0], gates[1], decision.active)
+    theta = gates[2] if decision.factor is None else gates[2] * decision.factor
 
-    weights, momentum = _write(state, recall, (alpha, eta, theta), acting, options)
+    weights, momentum = _write(state, recall, (*acting, theta), decision.active, options)
     read_from = weights if options.read == "after" else stack(state.weights)
     output = apply_layers(query[:, None], read_from, biased)[:, 0]
     output = (output + query if options.residual else output).unflatten(0, (batch, heads))
-    loss = cm.loss_value(recall.residue, options).view(batch, heads)
-    assert verdict.grad_norm_squared is not None
-    norm = verdict.grad_norm_squared.sqrt().view(batch, heads)
 
     new_weights = unstack(weights, biased, batch)
     closes = (state.position + 1) % chunk_size == 0
@@ -107,34 +107,29 @@ def _absorb(
         chunk_weights=_choose(closes, new_weights, chunk_weights),
         position=state.position + 1,
     )
-    if mask is not None and not bool(mask.all()):
-        output = torch.where(mask[:, None, None], output, 0.0)
-        loss, norm = (torch.where(mask[:, None], x, 0.0) for x in (loss, norm))
-        after = _keep_rows(mask, after, state)
-    return output, Surprise(loss, norm), after
+    surprise = Surprise(loss, squared.sqrt())
+    trace = make_trace(surprise, decision).map(lambda t: t.view(batch, heads))
+    return output, trace, after
 
 
-def _factor(
+def _stabilised(
+    decision: Decision,
+    squared: Tensor,
     gates: tuple[Tensor, Tensor, Tensor],
-    verdict: Verdict,
     recall: cm.Recall,
     start: list[Tensor],
     state: MemoryState,
     options: ScanOptions,
-) -> Tensor | None:
-    """All factors on theta together."""
-    scale = verdict.scale
-    if options.step_limit is None:
-        return scale
+) -> Decision:
+    """The decision with the stabiliser's factor, which treats the token as a chunk of one."""
     alpha, eta, theta = gates
     base = stack(state.initial_weights) if options.forget_towards == "initial" else None
-    assert verdict.grad_norm_squared is not None
     mixed = mixing.coefficients(alpha, eta, None)
     packed = pack(state, base, options.momentum)
     moved = project_on_gradients(recall, packed, start, base, options)
-    theta = theta if scale is None else theta * scale
-    factor = stabilise(eta, theta, verdict.grad_norm_squared, recall, mixed, moved, options)
-    return factor if scale is None else scale * factor
+    theta = theta if decision.factor is None else theta * decision.factor
+    stable = stabilise(eta, theta, squared, recall, mixed, moved, options)
+    return decision._replace(factor=product(decision.factor, stable))
 
 
 def _write(
@@ -167,24 +162,6 @@ def _write(
         weights.append(moved + added)
         momentum.append(pushed if options.momentum else s)
     return weights, momentum
-
-
-def _active(
-    theta: Tensor,
-    mask: Tensor | None,
-    write_mask: Tensor | None,
-    heads: int,
-    options: ScanOptions,
-) -> Tensor | None:
-    active = None
-    for rows in (mask, write_mask):
-        if rows is not None:
-            rows = rows.repeat_interleave(heads)
-            active = rows if active is None else active & rows
-    if options.write_threshold is not None:
-        strong = theta >= options.write_threshold
-        active = strong if active is None else active & strong
-    return None if active is None else active.to(theta.dtype)[:, None]
 
 
 def _choose(rows: Tensor, yes: tuple[Tensor, ...], no: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

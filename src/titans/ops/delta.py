@@ -22,7 +22,9 @@ from torch.nn import functional
 from titans.ops.eager import eager
 from titans.ops.layout import from_rows, to_rows
 from titans.ops.mixing import running_products, running_products_backward
-from titans.ops.state import Gates, MemoryState, Surprise
+from titans.ops.options import ScanOptions
+from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.writes import Decision, make_trace, may_act
 
 BLOCK = 32
 """Tokens per triangular system. Changes the speed, not the result."""
@@ -39,7 +41,7 @@ def scan_delta(
     mask: Bool[Tensor, "batch time"] | None = None,
     write_mask: Bool[Tensor, "batch time"] | None = None,
     write_threshold: float | None = None,
-) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Surprise]:
+) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Trace]:
     """Write `keys -> values` one by one and read after each; arguments as in `scan_memory`.
 
     The momentum decay is taken for zero, so the state's momentum is never read, and stays.
@@ -54,9 +56,9 @@ def scan_delta(
             for t in (queries, keys, values, gates.forget_gate, gates.step_size)
         )
         real = torch.ones_like(theta) if mask is None else _per_row(mask, k)
-        active = real if write_mask is None else real * _per_row(write_mask, k)
-        if write_threshold is not None:
-            active = active * (theta >= write_threshold)
+        options = ScanOptions(write_threshold=write_threshold)
+        acts = may_act(gates.step_size.to(dtype), options, mask=mask, write_mask=write_mask)
+        active = torch.ones_like(theta) if acts is None else to_rows(acts).to(dtype)
         blocks = _blocks((q, k, v), 1 - alpha * active, 2 * theta * active)
         reads, errors, matrix = _scan(*blocks, state.weights[0].flatten(0, 1))
         reads, errors = reads[:, :time] * real[..., None], errors[:, :time] * real[..., None]
@@ -66,7 +68,8 @@ def scan_delta(
     count = time if mask is None else mask.sum(1)
     state = state.replace(weights=weights, chunk_weights=weights, position=state.position + count)
     surprise = Surprise(from_rows(loss, batch), from_rows(norm, batch))
-    return from_rows(reads, batch).to(result_dtype), state, surprise
+    trace = make_trace(surprise, Decision(acts, acts, acts))
+    return from_rows(reads, batch).to(result_dtype), state, trace
 
 
 def _per_row(mask: Tensor, rows: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Slower than `ops.chunkwise`, and it forms every token's weights: chunk by chunk the per-token
 gradients come from `vmap(grad)`, momentum and weights from associative scans over the chunk.
-Tested against `ops.reference` (an MLP written as a module) in tests/ops/test_functional.py.
+Tested against `ops.reference_options` (an MLP written as a module) in tests/ops/test_functional.py.
 """
 
 import copy
@@ -18,8 +18,16 @@ from titans.ops.layout import from_rows, to_rows
 from titans.ops.options import ScanOptions
 from titans.ops.ragged import align_rows
 from titans.ops.scan import associative_scan
-from titans.ops.state import Gates, MemoryState, Surprise
-from titans.ops.write_control import momentum_to_come
+from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.writes import (
+    acting_gates,
+    decide,
+    make_trace,
+    may_act,
+    momentum_to_come,
+    product,
+    stable_step,
+)
 
 
 class NetworkMemory:
@@ -74,8 +82,8 @@ class NetworkMemory:
         mask: Bool[Tensor, "batch time"] | None = None,
         write_mask: Bool[Tensor, "batch time"] | None = None,
         options: ScanOptions,
-    ) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Surprise]:
-        """`ops.scan_memory` for this network, always with the surprise."""
+    ) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Trace]:
+        """`ops.scan_memory` for this network."""
         if options.written != "all":
             raise ValueError(
                 f"written={options.written!r} needs an MLP as the memory; any other network is "
@@ -86,30 +94,25 @@ class NetworkMemory:
             tokens = [t.to(state.dtype) for t in (queries, keys, values, *gates)]
             if not options.momentum:
                 tokens[4] = torch.zeros_like(tokens[4])
-            batch, time = keys.shape[:2]
-            active = torch.ones_like(tokens[5], dtype=torch.bool)
-            if write_mask is not None:
-                active = active & write_mask[..., None]
-            if options.write_threshold is not None:
-                active = active & (tokens[5] >= options.write_threshold)
+            time = keys.shape[1]
+            acts = may_act(tokens[5], options, write_mask=write_mask)
+            active = torch.ones_like(tokens[5]) if acts is None else acts.to(state.dtype)
             rows = align_rows(mask, time, state.position, chunk_size)
             if rows is not None:
-                active = rows.align(active.to(state.dtype)).bool() & rows.valid[..., None]
+                active = rows.align(active) * rows.valid[..., None]
                 tokens = [rows.align(t) for t in tokens]
                 offset, count, width = rows.offset, rows.count, rows.width
-                real = rows.valid
             else:
                 offset, width = state.position % chunk_size, time
                 count = torch.full_like(offset, time)
-                real = torch.ones(batch, time, dtype=torch.bool, device=keys.device)
             first = 0 if rows is not None else int(offset[0])
             chunks = _Chunks(self, options, chunk_size, offset, count)
-            outputs, losses, norms, state = chunks.run(
-                tokens, active, real, state, width, first, aligned=rows is None
+            outputs, state, trace = chunks.run(
+                tokens, active, state, width, first, aligned=rows is None
             )
             if rows is not None:
-                outputs, losses, norms = (rows.restore(x) for x in (outputs, losses, norms))
-        return outputs.to(result_dtype), state, Surprise(losses, norms)
+                outputs, trace = rows.restore(outputs), trace.map(rows.restore)
+        return outputs.to(result_dtype), state, trace
 
 
 class _Chunks:
@@ -130,12 +133,11 @@ class _Chunks:
         self,
         tokens: list[Tensor],
         active: Tensor,
-        real: Tensor,
         state: MemoryState,
         width: int,
         first: int,
         aligned: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
+    ) -> tuple[Tensor, MemoryState, Trace]:
         """Chunk by chunk; `first` tokens of the first chunk were absorbed before (aligned rows)."""
         heads = state.num_heads
         opened = (self.offset > 0).repeat_interleave(heads)
@@ -147,7 +149,8 @@ class _Chunks:
         last_chunk = torch.where(
             self.count > 0, (self.offset + self.count - 1) // self.chunk_size, -1
         ).repeat_interleave(heads)
-        outputs, losses, norms = [], [], []
+        outputs: list[Tensor] = []
+        traces: list[Trace] = []
         begin, chunk = 0, 0
         while begin < width:
             size = min(self.chunk_size - (first if chunk == 0 and aligned else 0), width - begin)
@@ -155,14 +158,13 @@ class _Chunks:
             acts = to_rows(active[:, begin : begin + size])
             if chunk:
                 start = weights
-            output, loss, norm, weights, momentum = self._chunk(
+            output, trace, weights, momentum = self._chunk(
                 part, acts, weights, momentum, start, base
             )
             ends = last_chunk == chunk
             held = _where(ends, start, held)
             outputs.append(output)
-            losses.append(loss)
-            norms.append(norm)
+            traces.append(trace.map(lambda t: from_rows(t, state.batch)))
             begin, chunk = begin + size, chunk + 1
         closed = (self.count > 0) & ((self.offset + self.count) % self.chunk_size == 0)
         closed = closed.repeat_interleave(heads)
@@ -174,10 +176,7 @@ class _Chunks:
             initial_weights=state.initial_weights,
             position=state.position + self.count,
         )
-        joined = [from_rows(torch.cat(x, dim=1), batch) for x in (outputs, losses, norms)]
-        shown = real[..., None]
-        losses_out, norms_out = (torch.where(shown, x, 0.0) for x in joined[1:])
-        return torch.where(shown[..., None], joined[0], 0.0), losses_out, norms_out, state
+        return from_rows(torch.cat(outputs, dim=1), batch), state, Trace.join(traces)
 
     def _chunk(
         self,
@@ -187,21 +186,24 @@ class _Chunks:
         momentum: list[Tensor],
         start: list[Tensor],
         base: list[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
+    ) -> tuple[Tensor, Trace, list[Tensor], list[Tensor]]:
         queries, keys, values, alpha, eta, theta = part
         options = self.options
         gradients, loss, error = self._gradients(keys, values, start)
         flat = [g.detach().flatten(2) for g in gradients]
-        norm = sum(g.square().sum(-1) for g in flat).sqrt()  # type: ignore[union-attr]
-        theta, active = self._control(theta, active, loss, norm)
-        alpha = torch.where(active, alpha, 0.0)
-        eta = torch.where(active, eta, 1.0)
-        added = active.to(alpha.dtype)
+        squared = torch.stack([g.square().sum(-1) for g in flat]).sum(0)
+        decision = decide(active, loss.detach(), squared, options)
+        assert decision.active is not None and decision.factor is not None
+        added = decision.active
+        alpha, eta = acting_gates(alpha, eta, added)
+        theta = theta * decision.factor
         if options.step_limit is not None:
             with torch.no_grad():
                 memory = (weights, momentum, start, base)
-                factor = self._stabilise((alpha, eta, theta, added), flat, error, memory)
-            theta = theta * factor
+                stable = self._stabilise((alpha, eta, theta, added), flat, squared, error, memory)
+            decision = decision._replace(factor=product(decision.factor, stable))
+            theta = theta * stable
+        trace = make_trace(Surprise(loss, squared.sqrt()), decision)
 
         steps, states, momenta = [], [], []
         for w, s, w0, g in zip(weights, momentum, base, gradients, strict=True):
@@ -223,7 +225,7 @@ class _Chunks:
         output = vmap(vmap(self.network.apply))(tuple(steps), queries)
         if options.residual:
             output = output + queries
-        return output, loss, norm, states, momenta
+        return output, trace, states, momenta
 
     def _gradients(
         self, keys: Tensor, values: Tensor, start: list[Tensor]
@@ -245,39 +247,22 @@ class _Chunks:
             slope = torch.func.grad(lambda r: loss_value(r, options).sum())(residue)
         return gradients, loss, slope
 
-    def _control(
-        self, theta: Tensor, active: Tensor, loss: Tensor, norm: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Thresholds and clipping."""
-        options, tiny = self.options, torch.finfo(norm.dtype).tiny
-        if options.surprise_threshold is not None:
-            measure = loss.detach() if options.surprise_measure == "loss" else norm
-            surprised = measure > options.surprise_threshold
-            theta = torch.where(surprised, theta, 0.0)
-            if options.skip_unsurprising:
-                active = active & surprised
-        if options.max_grad_norm is not None:
-            theta = theta * (options.max_grad_norm / norm.clamp_min(tiny)).clamp_max(1.0)
-        return torch.where(active, theta, 0.0), active
-
     def _stabilise(
         self,
         gates: tuple[Tensor, Tensor, Tensor, Tensor],
         flat: list[Tensor],
+        squared: Tensor,
         error: Tensor,
         memory: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
     ) -> Tensor:
-        """The stabiliser's factor on theta, token by token (`ops.reference` defines it)."""
-        assert self.options.step_limit is not None
+        """The stabiliser's factor on theta, token by token (`ops.reference_options` defines it)."""
         alpha, eta, theta, added = gates
         tiny = torch.finfo(theta.dtype).tiny
         gradient = torch.cat(flat, dim=-1)
         w, s, start, base = (torch.cat([t.flatten(1) for t in part], dim=-1) for part in memory)
         rest = base if self.options.forget_towards == "initial" else torch.zeros_like(base)
         by_size = 2 / error.square().sum(-1).clamp_min(tiny)
-        gain = gradient.square().sum(-1) * by_size
-        largest = self.options.step_limit * (1 - eta)
-        limit = (largest / (theta * gain).clamp_min(tiny)).clamp_max(1.0)
+        limit = stable_step(eta, theta, squared, by_size, self.options)
         in_the_end = eta * (1 + momentum_to_come(eta))
         factors = []
         for t in range(theta.shape[1]):

@@ -58,12 +58,6 @@ def join_or_none(parts: list[Tensor | None]) -> Tensor | None:
     return join_chunks(found) if found else None
 
 
-def cat_or_none(parts: list[Tensor | None]) -> Tensor | None:
-    """Put chunks one after the other in time; None if they have no tensor."""
-    found = [p for p in parts if p is not None]
-    return torch.cat(found, dim=1) if found else None
-
-
 def repeat_rows(base: list[Tensor] | None, count: int) -> list[Tensor] | None:
     """All rows `count` times, once for every chunk."""
     if base is None or count == 1:

@@ -30,12 +30,6 @@ class Tokens(NamedTuple):
         """The tokens `begin` to `end`."""
         return Tokens(*(None if t is None else t[:, begin:end] for t in self))  # type: ignore[arg-type]
 
-    def acting_gates(self, active: Tensor | None) -> tuple[Tensor, Tensor]:
-        """alpha and eta, neutral (0 and 1) where a token is a no-op."""
-        if active is None:
-            return self.alpha, self.eta
-        return self.alpha * active, 1 - (1 - self.eta) * active
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -47,7 +41,6 @@ class Plan:
     """Per layer: does it have a bias?"""
     resumed: bool
     """The first piece continues an open chunk, whose start weights are given."""
-    want_surprise: bool
     options: ScanOptions
 
     @property

@@ -51,7 +51,8 @@ class RaggedRows:
         """`[batch width ...]` -> `[batch time ...]`, zero where a token is masked."""
         rows = torch.arange(tokens.shape[0], device=tokens.device)[:, None]
         mask = self.mask.view(*self.mask.shape, *[1] * (tokens.ndim - 2))
-        return torch.where(mask, tokens[rows, self.target], 0.0)
+        found = tokens[rows, self.target]
+        return torch.where(mask, found, torch.zeros_like(found))
 
 
 def align_rows(

@@ -44,6 +44,32 @@ class Surprise(NamedTuple):
     autograd."""
 
 
+class Trace(NamedTuple):
+    """What a scan did with each token. All but `surprise.loss` are constants for autograd."""
+
+    surprise: Surprise
+    """How surprising the token was."""
+    active: Bool[Tensor, "batch time heads"]
+    """False: a full no-op (padding, masks, thresholds); nothing is written or forgotten."""
+    written: Bool[Tensor, "batch time heads"]
+    """True: the token's gradient was added. An active token that was too little surprising only
+    forgets."""
+    factor: Float[Tensor, "batch time heads"]
+    """What thresholds, clipping and the stabiliser multiplied theta by; zero if not written."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "Trace":
+        """Apply `fn` to every tensor."""
+        return Trace(Surprise(*map(fn, self.surprise)), *map(fn, self[1:]))
+
+    @classmethod
+    def join(cls, parts: Sequence["Trace"]) -> "Trace":
+        """One trace of several calls, one after the other in time."""
+        surprises = zip(*(part.surprise for part in parts), strict=True)
+        rest = zip(*(part[1:] for part in parts), strict=True)
+        surprise = Surprise(*(torch.cat(same, dim=1) for same in surprises))
+        return cls(surprise, *(torch.cat(same, dim=1) for same in rest))
+
+
 @dataclass(frozen=True)
 class MemoryState:
     """Weights, momentum and position of a memory, for every batch row and head.

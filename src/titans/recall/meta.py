@@ -138,10 +138,8 @@ def _write(
     gates = ops.Gates(*(g[:, None] for g in block.gates(1)))
     keys, values = key[:, None, None], value[:, None, None]
     if config.second_order:
-        _, state, surprise = ops.scan_memory(  # type: ignore[misc]
-            keys, keys, values, gates, state, chunk_size=1, return_surprise=True
-        )
-        return surprise.loss.sum(), state
+        _, state, trace = ops.scan_memory(keys, keys, values, gates, state, chunk_size=1)
+        return trace.surprise.loss.sum(), state
     predicted = ops.read_memory(keys, state)[0, 0, 0]
     loss = (predicted - value[0]).square().sum()
     keys, values = keys.detach(), values.detach()

@@ -1,7 +1,6 @@
-"""Which tokens of a chunk write, and how strongly: thresholds, clipping and the stabiliser.
+"""The stabiliser in a chunk's closed form: all factors on theta from one triangular system.
 
-Each is a factor on theta (or a token made a full no-op), so the chunk's closed form stays exact.
-The factors are constants for the outer gradient. Derivation: ops/README.md.
+`ops.reference_options` defines it token by token; ops/README.md derives this form.
 """
 
 from typing import NamedTuple
@@ -9,47 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans.ops.chunk_math import Recall, grad_norm_squared, loss_value, written_pairs
+from titans.ops.chunk_math import Recall, written_pairs
 from titans.ops.mixing import Coefficients
 from titans.ops.options import ScanOptions
-
-
-class Verdict(NamedTuple):
-    """What was measured of a chunk's tokens, `[n b]`, and what follows for their writes."""
-
-    active: Tensor | None
-    """Zero where a token is a full no-op; None if there is no such token."""
-    scale: Tensor | None
-    """Factor on theta; None if it is one everywhere."""
-    loss: Tensor | None
-    grad_norm_squared: Tensor | None
-
-
-def judge_writes(
-    recall: Recall, active: Tensor | None, options: ScanOptions, want_surprise: bool
-) -> Verdict:
-    """Measure each token's surprise and apply thresholds and clipping."""
-    by_loss = options.surprise_threshold is not None and options.surprise_measure == "loss"
-    by_norm = options.surprise_threshold is not None and not by_loss
-    needs_norm = want_surprise or by_norm or options.max_grad_norm is not None
-    squared = None
-    if needs_norm or options.step_limit is not None:
-        squared = grad_norm_squared(recall, options)
-    loss = loss_value(recall.residue, options) if want_surprise or by_loss else None
-    scale = active
-    if options.surprise_threshold is not None:
-        measure = loss if by_loss else squared.sqrt()  # type: ignore[union-attr]
-        assert measure is not None
-        surprised = (measure > options.surprise_threshold).to(measure.dtype)
-        scale = surprised if scale is None else scale * surprised
-        if options.skip_unsurprising:
-            active = scale
-    if options.max_grad_norm is not None:
-        assert squared is not None
-        tiny = torch.finfo(squared.dtype).tiny
-        clip = (options.max_grad_norm / squared.sqrt().clamp_min(tiny)).clamp_max(1.0)
-        scale = clip if scale is None else scale * clip
-    return Verdict(active, scale, loss, squared)
+from titans.ops.writes import momentum_to_come, stable_step
 
 
 class Moved(NamedTuple):
@@ -93,15 +55,6 @@ def project_on_gradients(
     return Moved(*(sum(parts[1:], parts[0]) for parts in (by_weights, by_momentum, offset)))
 
 
-LONGEST_MOMENTUM = 100.0
-"""Momentum is followed for this many tokens, for which even eta = 1 is a finite sum."""
-
-
-def momentum_to_come(eta: Tensor) -> Tensor:
-    """How much of the momentum at hand, `eta S`, later tokens will add once more."""
-    return eta / (1 - eta).clamp_min(1 / LONGEST_MOMENTUM)
-
-
 def stabilise(
     eta: Tensor,
     theta: Tensor,
@@ -111,16 +64,14 @@ def stabilise(
     moved: Moved,
     options: ScanOptions,
 ) -> Tensor:
-    """The stabiliser's factor on theta, `[n b]` (see `ops.reference`, which defines it).
+    """The stabiliser's factor on theta, `[n b]` (see `ops.reference_options`, which defines it).
 
     Token t writes `limit_t * share_t`, where its share depends on what the earlier tokens of the
     chunk wrote: a unit lower-triangular system in the writes.
     """
-    assert options.step_limit is not None
     tiny = torch.finfo(theta.dtype).tiny
     twice_by_size = 2 / recall.deltas[-1].square().sum(-1).clamp_min(tiny)
-    largest = options.step_limit * (1 - eta)
-    limit = (largest / (theta * squared * twice_by_size).clamp_min(tiny)).clamp_max(1.0)
+    limit = stable_step(eta, theta, squared, twice_by_size, options)
     kernel = None
     for a, delta in written_pairs(recall, options):
         layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
