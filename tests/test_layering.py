@@ -60,8 +60,6 @@ def test_every_package_is_listed() -> None:
     assert packages <= set(MAY_IMPORT), packages - set(MAY_IMPORT)
 
 
-def test_modules_have_docstrings_and_stay_small() -> None:
+def test_modules_have_docstrings() -> None:
     for path in SOURCE.rglob("*.py"):
-        text = path.read_text()
-        assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
-        assert len(text.splitlines()) <= 500, f"{path} has over 500 lines"
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
