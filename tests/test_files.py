@@ -157,11 +157,8 @@ def _writes(path: Path) -> list[str]:
             continue
         function = node.func
         name = getattr(function, "attr", getattr(function, "id", ""))
-        if (
-            name not in WRITES
-            or owner == "files"
-            or (name.startswith("write_") and not isinstance(function, ast.Attribute))
-        ):
+        is_ours = name.startswith("write_") and isinstance(function, ast.Name)
+        if name not in WRITES or is_ours:
             continue
         if name == "open":
             modes = [a.value for a in node.args if isinstance(a, ast.Constant)]
