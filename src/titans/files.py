@@ -9,17 +9,25 @@ import errno
 import hashlib
 import io
 import os
+import platform
 import secrets
 import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+from weakref import WeakSet, finalize
 
 from titans.errors import DataError, FileError, StateError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,7 +224,10 @@ def is_out_of_space(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     text = str(error).lower()
-    return any(hint in text for hint in ("no space left", "file too large", "quota exceeded"))
+    return any(
+        hint in text
+        for hint in ("no space left", "file too large", "quota exceeded", "disk is full")
+    )
 
 
 def free_space(path: Path) -> str:
@@ -315,6 +326,50 @@ def tensors_digest(tensors: dict[str, "Tensor"], notes: dict[str, str] | None = 
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         state.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()
+
+
+# Locks
+
+
+class FolderLock:
+    """Keeps other processes out of a folder until it is released or this process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        with explained(folder, "written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        self._close = finalize(self, os.close, handle)
+        _HELD.add(self)
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 500).decode(errors="replace").strip() or "another process"
+            self.release()
+            raise FileError(
+                f"{folder} is in use by {owner}: wait for its end, or choose another folder"
+            ) from None
+        now = datetime.now().astimezone().isoformat(" ", "seconds")
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {platform.node()}, started {now}\n".encode())
+
+    def release(self) -> None:
+        """Let others in."""
+        self._close()
+
+
+_HELD: "WeakSet[FolderLock]" = WeakSet()
+
+
+def _release_copies() -> None:
+    """A forked child shares its parent's locks, and would keep them if the parent is killed."""
+    for lock in list(_HELD):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_copies)
 
 
 # The code itself

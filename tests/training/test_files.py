@@ -32,6 +32,8 @@ def test_last_and_best_are_kept(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep_last=2, keep_best=True)
     for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.5), (50, None)):
         save(folder, step, loss)
+    assert len(steps(folder)) == 5, "nothing goes before the newest has proved good"
+    folder.tidy()
     assert steps(folder) == [20, 40, 50]
     assert (tmp_path / "best").resolve().name == "step-00000020"
     assert (tmp_path / "last" / "weights").read_text() == "50"

@@ -1,6 +1,12 @@
 """The trainer: exact resume, accumulation, stages, carried states, trouble."""
 
 import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from titans.errors import CheckpointError, ConfigError
+from titans.errors import CheckpointError, ConfigError, FileError
 from titans.models import TitansForCausalLM
 from titans.training.config import TrainConfig
+from titans.training.config_file import to_yaml
 from titans.training.diagnosis import NonFiniteLoss
 from titans.training.optim import GROUPS, group_of
 from titans.training.records import read_log
@@ -272,6 +279,97 @@ def test_too_many_bad_steps_stop_with_a_diagnosis(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
     assert found["first_bad_layer"].startswith("model.layers.1.feed_forward")
     assert len(found["gates"]["step_size"]) == 2
+
+
+SPARSE = ("checkpoint.every=1", "checkpoint.keep_last=1", "checkpoint.keep_best=false")
+
+
+def test_good_checkpoints_outlive_bad_steps(tmp_path: Path) -> None:
+    settings = (*SPARSE, "log.held_out_every=0", "train.max_bad_steps=3")
+    Trainer(tiny_config(tmp_path, "train.steps=4", *settings)).fit()
+    wrong = tiny_config(tmp_path, "train.steps=40", "train.learning_rate=1e30", *settings)
+    trainer = Trainer(wrong, resume=True)
+    # The fifth step is finite, and its update ruins the weights.
+    with pytest.raises(NonFiniteLoss, match="3 steps in a row were not finite") as error:
+        trainer.fit()
+    folder = trainer.run.checkpoints
+    assert [c.step for c in folder.all()][-2:] == [4, 5], "nothing is saved while steps are bad"
+    assert f"{folder.path_of(5)}, holds the weights that gave the first" in str(error.value)
+    assert f"delete it to --resume from {folder.path_of(4)}" in str(error.value)
+    shutil.rmtree(folder.path_of(5))
+    right = tiny_config(tmp_path, "train.steps=7", *settings)
+    assert Trainer(right, resume=True).fit().steps == 7
+    assert [c.step for c in folder.all()] == [6, 7], "the last one was not followed by a step"
+
+
+def test_a_run_that_ends_in_bad_steps_says_so(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(tmp_path, "train.steps=8"))
+    original = trainer.run.stepper.run
+
+    def bad_at_the_end(batch, step, meter, stop):
+        if step == 6:
+            with torch.no_grad():
+                trainer.run.core.lm_head.weight[0, 0] = float("nan")
+        return original(batch, step, meter, stop)
+
+    trainer.run.stepper.run = bad_at_the_end  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteLoss, match="2 steps in a row") as error:
+        trainer.fit()
+    folder = trainer.run.checkpoints
+    assert [c.step for c in folder.all()] == [4]
+    assert f"{folder.path_of(4)}, is from before them" in str(error.value)
+
+
+def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    first = Trainer(config)
+    owner = rf"run is in use by process {os.getpid()} on \S+, started 20"
+    for resume in (False, True):
+        with pytest.raises(FileError, match=owner):
+            Trainer(config, resume=resume)
+    first.fit()
+    config = tiny_config(tmp_path, "train.steps=9")
+    Trainer(config, resume=True).fit()
+
+
+def test_a_killed_trainer_leaves_no_lock(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "data.num_workers=1", "train.steps=100000")
+    code = (
+        "import sys; from titans.training.config_file import load_config;"
+        "from titans.training.trainer import Trainer; Trainer(load_config(sys.argv[1])).fit()"
+    )
+    (tmp_path / "c.yaml").write_text(to_yaml(config))
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "c.yaml")]) as process:
+        while not any((tmp_path / "run" / "checkpoints").glob("step-*")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        with pytest.raises(FileError, match=f"process {process.pid} on"):
+            Trainer(config, resume=True)
+        process.kill()
+    # Its workers live on for seconds: they must not hold the lock.
+    Trainer(config, resume=True).run.release()
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "data.carry_state=true", variant="mac")
+    saved = Trainer(config).fit().checkpoint
+    more = tiny_config(tmp_path, "data.carry_state=true", "train.steps=9", variant="mac")
+    files = [p for p in sorted(saved.rglob("*")) if p.is_file()]
+    assert any(p.parent.name == "carried" for p in files)
+    chance = random.Random(7)
+    for path in files:
+        content = path.read_bytes()
+        for _ in range(4):
+            place = chance.randrange(len(content))
+            flipped = bytes([content[place] ^ 1 << chance.randrange(8)])
+            path.write_bytes(content[:place] + flipped + content[place + 1 :])
+            with pytest.raises(CheckpointError, match="is damaged or missing"):
+                Trainer(more, resume=True)
+        path.unlink()
+        with pytest.raises(CheckpointError, match=f"{path.name} is damaged or missing"):
+            Trainer(more, resume=True)
+        path.write_bytes(content)
+    assert Trainer(more, resume=True).fit().steps == 9
 
 
 def test_a_run_is_not_overwritten_and_needs_something_to_resume(tmp_path: Path) -> None:

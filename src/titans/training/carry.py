@@ -41,7 +41,7 @@ class CarriedStates:
                 cache.save(folder / f"{first + offset:05d}.safetensors")
 
     def load(self, folder: Path, first: int, device: torch.device) -> None:
-        """Read what `save` wrote."""
+        """Read what `save` wrote. A micro-batch has no file if its state was dropped."""
         for offset in range(len(self.caches)):
             path = folder / f"{first + offset:05d}.safetensors"
             self.caches[offset] = TitansCache.load(path).to(device) if path.is_file() else None

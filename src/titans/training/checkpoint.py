@@ -2,9 +2,11 @@
 
 A checkpoint is written to a hidden folder, flushed to the disk, and renamed into place. Old ones
 are renamed out of sight before they are deleted. So a process may be killed at any moment and
-what is called `step-...` is complete. `last` and `best` are links to two of them.
+what is called `step-...` is complete. `last` and `best` are links to two of them. `summary.json`
+holds the checksum of every file.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from titans.errors import CheckpointError
 from titans.files import (
+    file_digest,
     free_space,
     is_out_of_space,
     make_readable,
@@ -85,13 +88,15 @@ class CheckpointFolder:
         target = self.path_of(step)
         part = self.folder / f"{_HIDDEN[0]}{target.name}"
         with self.explained(step):
-            summary = {"step": step, "held_out_loss": held_out_loss}
-            (part / SUMMARY).write_text(json.dumps(summary))
+            sums = {name: file_digest(part / name) for name in _files(part)}
+            summary = {"step": step, "held_out_loss": held_out_loss, "sha256": sums}
+            summary["digest"] = _digest(summary)
+            (part / SUMMARY).write_text(json.dumps(summary, indent=1))
             make_readable(part)
             sync_folder(part)
             part.rename(target)
             sync(self.folder)
-            self._tidy()
+            self._point()
         return Checkpoint(target, step, held_out_loss)
 
     @contextmanager
@@ -103,17 +108,35 @@ class CheckpointFolder:
             self.clean()
             raise self._explain(error, self.path_of(step)) from error
 
-    def _tidy(self) -> None:
-        """Drop what need not be kept, and point the links."""
+    def tidy(self) -> None:
+        """Delete what need not be kept; for the moment when the newest has proved good."""
         kept = self.all()[-self.keep_last :]
         best = self.best() if self.keep_best else None
         names = {c.path.name for c in kept} | ({best.path.name} if best else set())
-        replace_link(self.folder / "last", kept[-1].path.name)
-        if best:
-            replace_link(self.folder / "best", best.path.name)
         for checkpoint in self.all():
             if checkpoint.path.name not in names:
                 self._delete(checkpoint.path)
+
+    def verify(self) -> Checkpoint | None:
+        """The newest checkpoint, every file of it as it was written."""
+        newest = max(self.folder.glob(f"{_PREFIX}*"), default=None)
+        if newest is None:
+            return None
+        found = _read(newest)
+        wrong = "its summary.json" if found is None else _damage(newest)
+        if found is None or wrong:
+            raise CheckpointError(
+                f"{newest}: {wrong} is damaged or missing; copy the folder again, or delete it to "
+                "go on from the checkpoint before it"
+            )
+        return found
+
+    def _point(self) -> None:
+        """Point the links."""
+        best = self.best() if self.keep_best else None
+        for name, checkpoint in (("last", self.last()), ("best", best)):
+            if checkpoint is not None:
+                replace_link(self.folder / name, checkpoint.path.name)
 
     def _delete(self, path: Path) -> None:
         gone = path.with_name(f"{_HIDDEN[1]}{path.name}")
@@ -135,8 +158,29 @@ class CheckpointFolder:
 
 
 def _read(path: Path) -> Checkpoint | None:
+    """None for a damaged summary. Those of old checkpoints have no digest."""
     try:
         summary = json.loads((path / SUMMARY).read_text())
+        if summary.get("digest", _digest(summary)) != _digest(summary):
+            return None
         return Checkpoint(path, int(summary["step"]), summary["held_out_loss"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _digest(summary: dict[str, object]) -> str:
+    plain = {name: value for name, value in summary.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def _damage(folder: Path) -> str:
+    """The first file that is not as it was written; empty if all are."""
+    sums = json.loads((folder / SUMMARY).read_text()).get("sha256", {})
+    for name, wanted in sums.items():
+        if not (folder / name).is_file() or file_digest(folder / name) != wanted:
+            return name
+    return ""

@@ -45,7 +45,7 @@ class Diagnosis:
             lines.append(f"  {name} by layer: {', '.join(f'{v:.3g}' for v in values)}")
         lines.append(
             "  Lower train.learning_rate or model.memory_step_init, raise train.warmup_steps, or "
-            "set model.step_limit; the last checkpoint is from before the trouble."
+            "set model.step_limit."
         )
         return "\n".join(lines)
 

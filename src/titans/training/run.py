@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from titans.data.batch import Batch, StepDataset, load_batches
 from titans.data.streams import load_data
 from titans.errors import CheckpointError, ConfigError
+from titans.files import FolderLock
 from titans.models import TitansForCausalLM
 from titans.training import snapshot, stages
 from titans.training.build import build_model, take_weights
@@ -35,8 +36,16 @@ class Run:
             keep_last=config.checkpoint.keep_last,
             keep_best=config.checkpoint.keep_best,
         )
-        start = self._find_start(resume)
         self.processes = Processes(find_unused=config.data.carry_state)
+        self.lock = FolderLock(self.path) if self.processes.is_main else None
+        try:
+            self._build(self._find_start(resume))
+        except BaseException:
+            self.release()
+            raise
+
+    def _build(self, start: Checkpoint | None) -> None:
+        config = self.config
         if self.processes.is_main:
             self.checkpoints.clean()
         self.rows = self.processes.rows(config.train.batch_size)
@@ -46,6 +55,8 @@ class Run:
         self.memory_names = stages.memory_parameters(self.core)
         self.progress = snapshot.Progress() if start is None else snapshot.read_progress(start.path)
         self.states = self._new_states()
+        self.is_proven = True
+        """Whether a good step followed the newest checkpoint."""
         self.stage: stages.Stage | None = None
         self.frozen: list[str] = []
         """Names of the parameters that rest in the present stage."""
@@ -55,6 +66,11 @@ class Run:
     def resumed(self) -> bool:
         """Whether the run went on from a checkpoint."""
         return self._start is not None
+
+    def release(self) -> None:
+        """Let other processes train in the folder."""
+        if self.lock is not None:
+            self.lock.release()
 
     def batches(self) -> Iterator[Batch]:
         """This process's rows of every step that is left."""
@@ -103,7 +119,14 @@ class Run:
         if self.processes.is_main:
             self.checkpoints.commit(step, held_out_loss)
         self.processes.wait()
+        self.is_proven = False
         return Checkpoint(self.checkpoints.path_of(step), step, held_out_loss)
+
+    def prove(self) -> None:
+        """A good step followed the newest checkpoint: older ones may go."""
+        if self.processes.is_main and not self.is_proven:
+            self.checkpoints.tidy()
+        self.is_proven = True
 
     def saved_sums(self) -> dict[str, float]:
         """This process's part of the log line that was open when the checkpoint was made."""
@@ -117,7 +140,7 @@ class Run:
         return together.sums
 
     def _find_start(self, resume: bool) -> Checkpoint | None:
-        last = self._start = self.checkpoints.last()
+        last = self._start = self.checkpoints.verify()
         if resume and last is None:
             raise CheckpointError(
                 f"{self.path}: no checkpoint to resume from; leave --resume out to start"

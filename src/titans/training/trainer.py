@@ -6,13 +6,16 @@ What a run consists of is in `run.py`, a step in `step.py`, a checkpoint in `sna
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from titans.data.batch import Batch
 from titans.files import write_text
+from titans.training.checkpoint import Checkpoint
 from titans.training.config import RunConfig
 from titans.training.config_file import to_plain, to_yaml
 from titans.training.diagnosis import NonFiniteLoss, diagnose
@@ -74,13 +77,14 @@ class Trainer:
                     self._after_step(result)
                     if result.should_stop:
                         break
-                checkpoint = self.run.save(self.meter, None)
+                checkpoint = self._save_last()
         finally:
+            self.run.release()
             self.display.close()
             if self.log is not None:
                 self.log.close()
         if progress.step < limit:
-            self._say(f"saved {checkpoint.path}; continue: titans train {self.run.path} --resume")
+            self._say(f"go on from {checkpoint.path}: titans train {self.run.path} --resume")
         return RunResult(
             run=self.run.path,
             steps=progress.step,
@@ -95,15 +99,16 @@ class Trainer:
         began, progress = time.perf_counter(), self.run.progress
         if self.run.enter_stage():
             self._tell_stage()
-        batch = batch.to(self.run.processes.device)
+        self._batch = batch = batch.to(self.run.processes.device)
         result = self.run.stepper.run(batch, progress.step, self.meter, self._stop)
         progress.step += 1
         progress.tokens += result.num_tokens
         self.meter.add(tokens=result.num_tokens / self.run.processes.count)
         if result.is_finite:
             progress.bad_in_row = 0
+            self.run.prove()
         else:
-            self._count_bad_step(batch)
+            self._count_bad_step()
         self.meter.seconds += time.perf_counter() - began
         return result
 
@@ -117,9 +122,25 @@ class Trainer:
             self._measure_held_out()
         if self._is_due(config.log.sample_every):
             self._sample()
-        if saves:
+        if saves and not self.run.progress.bad_in_row:
             measured = self.held_out.get("loss")
             self.run.save(self.meter, measured if isinstance(measured, float) else None)
+
+    def _save_last(self) -> Checkpoint:
+        """The checkpoint that a run leaves behind; after bad steps the last one before them."""
+        run = self.run
+        if not run.progress.bad_in_row:
+            checkpoint = run.save(self.meter, None)
+            # No step follows that could prove it.
+            loss = checkpoint.held_out_loss
+            if loss is not None and math.isfinite(loss):
+                run.prove()
+            return checkpoint
+        last = run.checkpoints.last()
+        if last is None or run.progress.step == self.config.train.steps:
+            self._give_up()
+        self._say(f"the last {run.progress.bad_in_row} steps were bad and are not saved")
+        return last
 
     def _is_due(self, every: int) -> bool:
         step = self.run.progress.step
@@ -141,18 +162,35 @@ class Trainer:
         self._stop = True
         self._say("stopping after this step; once more stops at once, without saving")
 
-    def _count_bad_step(self, batch: Batch) -> None:
+    def _count_bad_step(self) -> None:
         run = self.run
         run.progress.skipped_steps += 1
         run.progress.bad_in_row += 1
         step, bad = run.progress.step, run.progress.bad_in_row
         self._say(f"step {step}: loss or gradient not finite, step skipped ({bad} in a row)")
         if bad >= self.config.train.max_bad_steps:
-            found = diagnose(run.core, batch, step, bad)
-            if self._is_main:
-                write_text(run.path / "diagnosis.json", json.dumps(found.plain(), indent=1))
-            raise NonFiniteLoss(found.text())
+            self._give_up()
         run.optimizer.zero_grad(set_to_none=True)
+
+    def _give_up(self) -> NoReturn:
+        """End the run with what is wrong and where to go on from."""
+        run = self.run
+        found = diagnose(run.core, self._batch, run.progress.step, run.progress.bad_in_row)
+        if self._is_main:
+            write_text(run.path / "diagnosis.json", json.dumps(found.plain(), indent=1))
+        raise NonFiniteLoss(f"{found.text()}\n  {self._where_to_go_on()}")
+
+    def _where_to_go_on(self) -> str:
+        saved = self.run.checkpoints.all()
+        if not saved:
+            return "No checkpoint was saved before them."
+        last, last_good_step = saved[-1], self.run.progress.step - self.run.progress.bad_in_row
+        if last.step < last_good_step:
+            return f"The last checkpoint, {last.path}, is from before them: --resume begins there."
+        text = f"The last checkpoint, {last.path}, holds the weights that gave the first of them"
+        if len(saved) == 1:
+            return f"{text}; there is no older one."
+        return f"{text}; delete it to --resume from {saved[-2].path}, which a good step followed."
 
     def _measure_held_out(self) -> None:
         run, step = self.run, self.run.progress.step
