@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test test-all check format results bench clean
+.PHONY: help setup demo test test-all check format results docs bench clean
 
 help:
-	@echo "make demo | test | test-all | check | format | results | bench | clean"
+	@echo "make demo | test | test-all | check | format | results | docs | bench | clean"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,12 @@ format: $(STAMP)
 
 results: $(STAMP)
 	$(BIN)/python -m results.build
+
+# The site, in build/site. The tools' own news about a successor is no warning of ours.
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python tools/cli_page.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'

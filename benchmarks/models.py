@@ -33,7 +33,7 @@ from titans.models import TitansCache, TitansForCausalLM
 from titans.models.presets import count_parameters, preset
 
 RESULTS = Path(__file__).parent / "results" / "models.json"
-PLOT = Path(__file__).parent / "results" / "models.png"
+PLOT = Path(__file__).parent.parent / "docs" / "figures" / "models.png"
 PIECE = 2_048
 DECODE_TOKENS = 48
 

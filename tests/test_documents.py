@@ -1,13 +1,20 @@
-"""The documents: every link leads somewhere, the log keeps its form, findings cite it."""
+"""The documents: links, commands and code work, the log keeps its form, cli.md is today's help."""
 
 import re
+import shlex
 from datetime import date
 from pathlib import Path
 
 import pytest
 
+from titans.cli.main import build_parser
+from tools import cli_page
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md"))
+REFERENCE = ("models", "training", "evaluation", "recall", "analyze")
+GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
+GUIDES += [ROOT / "docs" / f"{name}.md" for name in REFERENCE]
 LOGS = sorted(ROOT.glob("docs/log/*.md"))
 ENTRY = re.compile(r"(\d{4}-\d{2}-\d{2}): \S.* \((.+)\)( \(p\))?")
 
@@ -46,3 +53,59 @@ def test_every_finding_cites_the_log() -> None:
     assert len(findings) >= 15
     for finding in findings:
         assert "](log/" in finding, finding
+
+
+def test_cli_page_is_the_help_of_today() -> None:
+    assert cli_page.PAGE.read_text() == cli_page.page(), "run `python tools/cli_page.py`"
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page's code blocks that call `titans`."""
+    blocks = re.findall(r"```(?:bash|text)?\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.startswith("titans ")]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_commands_are_understood_and_name_files_that_exist(page: Path) -> None:
+    for line in commands(page):
+        name, *words = shlex.split(line, comments=True)[1:]
+        build_parser(name).parse_args(words)
+        for path in re.findall(r"(?<![\w/])(?:configs|checkpoints|sweeps|docs)/[\w./-]+", line):
+            assert (ROOT / path).exists(), f"{line}: no {path}"
+
+
+def run_blocks(page: Path) -> dict[str, object]:
+    """The Python blocks of a page, one after the other, as a reader would run them."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_tutorial_of_the_layer(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks(ROOT / "docs/tutorials/layer.md")
+    errors, size = capsys.readouterr().out.splitlines()
+    first, later = (float(number) for number in re.findall(r"\d\.\d\d", errors))
+    assert later < 0.8 * first
+    assert size.endswith("after 65 readings")
+
+
+def test_tutorial_of_training(in_tmp: Path) -> None:
+    names = run_blocks(ROOT / "docs/tutorials/training.md")
+    assert (in_tmp / "book.safetensors").is_file()
+    assert names["answer"].shape[1] == 13  # type: ignore[attr-defined]
+
+
+def test_tutorial_of_the_assistant(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_blocks(ROOT / "docs/tutorials/assistant.md")
+    printed = capsys.readouterr().out
+    assert "Rex" in printed.splitlines()[0] and "<memory>" in printed

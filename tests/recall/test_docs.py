@@ -13,8 +13,3 @@ def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     printed = capsys.readouterr().out
     assert "Rex" in printed.splitlines()[0] and "I moved to Oslo" in printed
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
-
-
-def test_the_readme_shows_the_same_example():
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert example in (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
