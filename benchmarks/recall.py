@@ -34,9 +34,9 @@ from titans.evaluation.records import machine_name
 from titans.files import source_commit
 from titans.recall import TextMemory, load_encoder
 from titans.recall.features import FEATURES
-from titans.recall.forget import files_of
 from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json, load_fusion
 from titans.recall.store import Passage, Row
+from titans.recall.store.connection import files_of
 from titans.recall.text import terms
 from titans.recall.views import TOKEN_DIM
 

@@ -28,10 +28,10 @@ def fill(memory: TextMemory, count: int = 60) -> None:
 
 
 def by_rows(memory: TextMemory) -> ScopeIndex:
-    scope = memory.store.scope_id("default")
-    assert scope is not None
+    head = memory.store.head("default")
+    assert head is not None
     index = ScopeIndex(memory.encoder.dim)
-    index.extend([Entry(*row) for row in memory.store.index_entries(scope, 0)])
+    index.extend([Entry(*row) for row in memory.store.index_entries(head.id, 0)])
     return index
 
 
@@ -55,8 +55,8 @@ def test_an_index_from_blocks_equals_one_by_rows(tmp_path: Path):
         fill(memory)
         assert memory.records()[-1].successor_of == "old"
     with reopened(path) as memory:
-        scope = memory.store.scope_id("default")
-        assert scope is not None and memory.store.rows_in_blocks(scope) >= 56
+        head = memory.store.head("default")
+        assert head is not None and memory.store.rows_in_blocks(head.id) >= 56
         assert_same(memory._scope.index, by_rows(memory))
         assert memory._scope.index.column("replaced").sum() == 1
 
@@ -65,8 +65,9 @@ def test_forgetting_drops_the_blocks_behind_it_and_they_are_made_again(tmp_path:
     path = tmp_path / "m.db"
     with TextMemory(path, config=HASHING) as memory:
         fill(memory)
-        scope = memory.store.scope_id("default")
-        assert scope is not None
+        head = memory.store.head("default")
+        assert head is not None
+        scope = head.id
         kept_before = memory.store.rows_in_blocks(scope)
         memory.forget("30")
         assert 0 < memory.store.rows_in_blocks(scope) < kept_before

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from recall.conftest import HASHING
-from titans.errors import DataError, StoreError
+from titans.errors import DataError
 from titans.recall import TextMemory
-from titans.recall import forget as forgetting
 from titans.recall.index import BARE
+from titans.recall.store import connection
+from titans.recall.store.connection import files_of
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
 SECRET = "zanzibar xylophone"
@@ -22,7 +23,7 @@ def fill(memory: TextMemory, secret_at: int = 7, count: int = 30) -> None:
 
 
 def raw_bytes(path: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in forgetting.files_of(path)).lower()
+    return b"".join(file.read_bytes() for file in files_of(path)).lower()
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,10 @@ def test_nothing_of_a_forgotten_text_is_left_in_any_file(memory: TextMemory, how
 def test_forgotten_vectors_are_gone_too(memory: TextMemory):
     fill(memory)
     vector = memory._scope.index.column("vectors")[7, BARE].tobytes()
-    assert vector in b"".join(f.read_bytes() for f in forgetting.files_of(memory.store.path))
+    assert vector in b"".join(f.read_bytes() for f in files_of(memory.store.path))
     memory.forget("7")
     memory.close()
-    assert vector not in b"".join(f.read_bytes() for f in forgetting.files_of(memory.store.path))
+    assert vector not in b"".join(f.read_bytes() for f in files_of(memory.store.path))
 
 
 def test_the_neural_state_is_the_replay_of_what_is_left(memory: TextMemory):
@@ -109,16 +110,38 @@ def test_forgetting_before_a_time_is_exclusive(memory: TextMemory):
     assert [r.id for r in memory.records()] == [str(i) for i in range(4, 10)]
 
 
-def test_a_reader_in_the_way_is_reported(memory: TextMemory, monkeypatch: pytest.MonkeyPatch):
-    fill(memory, count=5)
-    with TextMemory(memory.store.path, config=HASHING) as other:
-        other.store.db.execute("BEGIN")
-        other.store.db.execute("SELECT count(*) FROM records").fetchone()
-        memory.store.db.execute("PRAGMA busy_timeout = 100")
-        with pytest.raises(StoreError, match="traces may remain"):
-            memory.forget("1")
-        other.store.db.execute("COMMIT")
-    assert memory.get("1") is None
+@pytest.mark.parametrize("by", ["a writer", "the next open"])
+def test_what_a_reader_holds_back_is_removed_later(memory: TextMemory, monkeypatch, by: str):
+    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
+    fill(memory)
+    path = memory.store.path
+    with TextMemory(path, config=HASHING) as reader, TextMemory(path, config=HASHING) as third:
+        with reader.store.reading():
+            assert reader.store.scopes() == ["default"]
+            done = memory.forget("7")
+            assert done.records == 1 and not done.is_complete
+            assert b"zanzibar" in raw_bytes(path)
+            third.remember("a writer while it is read")
+        assert memory.get("7") is None and b"zanzibar" in raw_bytes(path)
+        if by == "a writer":
+            third.remember("a writer afterwards")
+        else:
+            TextMemory(path, config=HASHING).close()
+        assert b"zanzibar" not in raw_bytes(path) and third.store.is_clean
+        assert memory.forget("8").is_complete
+
+
+def test_what_is_forgotten_while_an_older_scrub_waits_is_removed_too(
+    memory: TextMemory, monkeypatch
+):
+    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
+    fill(memory)
+    with TextMemory(memory.store.path, config=HASHING) as reader, reader.store.reading():
+        assert reader.store.scopes()
+        memory.forget("1")
+        assert not memory.forget("7").is_complete
+    memory.remember("a writer")
+    assert memory.store.is_clean and b"zanzibar" not in raw_bytes(memory.store.path)
 
 
 def test_a_copied_store_opens_elsewhere(memory: TextMemory, tmp_path: Path):

@@ -10,7 +10,8 @@ import pytest
 from recall.conftest import HASHING
 from titans.errors import StoreError
 from titans.recall import RecallConfig, TextMemory, preset
-from titans.recall.migrations import MIGRATIONS, m001_records, schema_version
+from titans.recall.store import connection
+from titans.recall.store.migrations import MIGRATIONS, m001_records, schema_version
 
 
 def make(path: Path) -> bytes:
@@ -170,3 +171,40 @@ def test_the_data_folder_is_made(tmp_path: Path):
     with TextMemory(tmp_path / "a" / "b" / "m.db", config=HASHING) as memory:
         memory.remember("fine")
     assert os.path.exists(tmp_path / "a" / "b" / "m.db")
+
+
+def test_a_new_store_and_its_log_are_for_their_owner_only(tmp_path: Path):
+    old = os.umask(0o022)
+    try:
+        with TextMemory(tmp_path / "m.db", config=HASHING) as memory:
+            memory.remember("fine")
+            found = connection.files_of(tmp_path / "m.db")
+            assert len(found) == 3
+            assert {oct(f.stat().st_mode & 0o777) for f in found} == {"0o600"}
+    finally:
+        os.umask(old)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE records SET text = 'I like tee.'",
+        "UPDATE records SET speaker = 'Bob'",
+        "UPDATE records SET time = time + 1",
+        "UPDATE records SET metadata = '{}'",
+        "UPDATE passages SET flags = flags + 1",
+        "UPDATE passages SET vectors = zeroblob(length(vectors))",
+        "UPDATE passage_tokens SET vectors = zeroblob(length(vectors))",
+        "UPDATE neural_writes SET vectors = zeroblob(length(vectors))",
+        "DELETE FROM records",
+    ],
+)
+def test_what_was_changed_behind_our_back_is_never_answered(tmp_path: Path, change: str):
+    path = tmp_path / "m.db"
+    make(path)
+    db = sqlite3.connect(path)
+    db.execute(change)
+    db.commit()
+    db.close()
+    with TextMemory(path) as memory, pytest.raises(StoreError, match="is damaged"):
+        memory.recall("tea")

@@ -100,7 +100,7 @@ def _stats(args: argparse.Namespace) -> dict[str, object]:
 def _export(args: argparse.Namespace) -> dict[str, object]:
     from titans.files import writing
     from titans.recall import export_records
-    from titans.recall.forget import files_of
+    from titans.recall.store.connection import files_of
 
     with open_memory(args, must_exist=True) as memory:
         if str(args.file) == "-":

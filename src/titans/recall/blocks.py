@@ -15,13 +15,13 @@ from safetensors.numpy import save as save_arrays
 from titans.recall.index import Entry, Rows, ScopeIndex
 
 if TYPE_CHECKING:
-    from titans.recall.store import Store
+    from titans.recall.store import SQLiteStore
 
 BLOCK_ROWS = 2048
 """Passages in a block, or a few more: a record is not divided."""
 
 
-def load_index(store: "Store", scope: int, index: ScopeIndex) -> None:
+def load_index(store: "SQLiteStore", scope: int, index: ScopeIndex) -> None:
     """Take into the index what the store has beyond it."""
     if not len(index):
         index.reserve(store.rows_in_blocks(scope))
@@ -30,7 +30,7 @@ def load_index(store: "Store", scope: int, index: ScopeIndex) -> None:
     index.extend([Entry(*row) for row in store.index_entries(scope, index.last_seq)])
 
 
-def save_blocks(store: "Store", scope: int, index: ScopeIndex) -> None:
+def save_blocks(store: "SQLiteStore", scope: int, index: ScopeIndex) -> None:
     """Add a block for every `BLOCK_ROWS` passages that have none; inside `store.writing()`."""
     seqs = index.column("seq")
     begin = int(np.searchsorted(seqs, store.blocks_until(scope), side="right"))

@@ -20,7 +20,7 @@ def export_records(memory: TextMemory, file: TextIO) -> int:
     is an error.
     """
     memory.store.check_sound()
-    if memory.store.scope_id(memory.scope) is None:
+    if memory.store.head(memory.scope) is None:
         names = ", ".join(memory.store.scopes()) or "none yet"
         raise StoreError(f"{memory.store.path} has no scope {memory.scope!r}; there is: {names}")
     persistent, records = memory.persistent_texts, memory.records()

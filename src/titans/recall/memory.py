@@ -43,7 +43,8 @@ from titans.recall.records import (
 from titans.recall.results import Assembly
 from titans.recall.scope import OpenScope
 from titans.recall.search import Filter, Hits, Searcher
-from titans.recall.store import Row, Store
+from titans.recall.store import Row, SQLiteStore
+from titans.recall.store.connection import files_of
 from titans.recall.text import parse_time
 from titans.recall.views import make_views
 from titans.recall.writing import NewText, observe_text, refuse_other_text, write_text
@@ -70,7 +71,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         if not scope:
             raise ValueError("scope must not be empty")
         self._lock = threading.RLock()
-        self.store = Store(path)
+        self.store = SQLiteStore(path)
         try:
             self.config = _stored_config(self.store, config)
             self.encoder = encoder or load_encoder(self.config.encoder)
@@ -150,12 +151,12 @@ class TextMemory(AbstractContextManager["TextMemory"]):
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
         with self.store.reading():
-            scope = self.store.scope_id(self.scope)
-            row = None if scope is None else self.store.find(scope, record_id)
-            if scope is None or row is None:
+            head = self.store.head(self.scope)
+            row = None if head is None else self.store.find(head.id, record_id)
+            if head is None or row is None:
                 return None
             refuse_other_text(row, text, self.scope)
-            return to_record(row, self._linked_ids(scope, [row]), is_new=False)
+            return to_record(row, self._linked_ids(head.id, [row]), is_new=False)
 
     def _write(self, new: NewText) -> tuple[Record, Observation]:
         done = write_text(self._scope, new)
@@ -321,17 +322,17 @@ class TextMemory(AbstractContextManager["TextMemory"]):
     def get(self, id: str) -> Record | None:
         """A record by its id."""
         with self._lock, self.store.reading():
-            scope = self.store.scope_id(self.scope)
-            row = None if scope is None else self.store.find(scope, id)
-            if scope is None or row is None:
+            head = self.store.head(self.scope)
+            row = None if head is None else self.store.find(head.id, id)
+            if head is None or row is None:
                 return None
-            return to_record(row, self._linked_ids(scope, [row]), is_new=False)
+            return to_record(row, self._linked_ids(head.id, [row]), is_new=False)
 
     def records(self) -> list[Record]:
         """Every record of the scope in the order of writing."""
         with self._lock, self.store.reading():
-            scope = self.store.scope_id(self.scope)
-            rows = [] if scope is None else list(self.store.all_rows(scope))
+            head = self.store.head(self.scope)
+            rows = [] if head is None else list(self.store.all_rows(head.id))
             ids = {row.seq: row.id for row in rows}
             return [to_record(row, ids, is_new=False) for row in rows]
 
@@ -351,15 +352,15 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 "mean_surprise": float(surprise.mean()) if len(surprise) else None,
                 "gate": self._scope.gate(),
                 "neural_state_bytes": sum(w.nbytes for w in self._scope.state.weights),
-                "file_bytes": sum(p.stat().st_size for p in forgetting.files_of(self.store.path)),
+                "file_bytes": sum(p.stat().st_size for p in files_of(self.store.path)),
             }
 
     @property
     def persistent_texts(self) -> list[str]:
         """Texts that stand in every prompt of this scope."""
         with self._lock, self.store.reading():
-            scope = self.store.scope_id(self.scope)
-            return [] if scope is None else self.store.persistent_texts(scope)
+            head = self.store.head(self.scope)
+            return [] if head is None else self.store.persistent_texts(head.id)
 
     @persistent_texts.setter
     def persistent_texts(self, texts: Sequence[str]) -> None:
@@ -373,7 +374,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         return {seq: row.id for seq, row in self.store.rows(scope, sorted(linked)).items()}
 
 
-def _stored_config(store: Store, config: RecallConfig | None) -> RecallConfig:
+def _stored_config(store: SQLiteStore, config: RecallConfig | None) -> RecallConfig:
     """The settings to open a store with: those given, else the store's own encoder and memory."""
     if config is not None:
         return config

@@ -7,7 +7,7 @@ from titans.recall.fusion import FusionWeights
 from titans.recall.records import Parts, Recalled, from_microseconds
 from titans.recall.scope import OpenScope
 from titans.recall.search import Hits
-from titans.recall.store import Row, Store
+from titans.recall.store import Row, SQLiteStore
 from titans.recall.views import split_passages
 
 
@@ -15,7 +15,7 @@ from titans.recall.views import split_passages
 class Assembly:
     """Builds results for one scope, inside a read transaction."""
 
-    store: Store
+    store: SQLiteStore
     scope: OpenScope
     fusion: FusionWeights
     explain: bool

@@ -13,7 +13,8 @@ from titans.recall.encoder import Encoder
 from titans.recall.index import Entry, ScopeIndex
 from titans.recall.lexical import Layout, make_layout
 from titans.recall.neural import NeuralScope, Surroundings, Write
-from titans.recall.store import Store
+from titans.recall.store import SQLiteStore
+from titans.recall.text import fold
 
 PRIOR_STRENGTH = 20.0
 """How many texts the language's own word frequencies count for."""
@@ -27,12 +28,17 @@ class OpenScope:
     """Index and neural memory of one scope; `refresh` before use, inside a transaction."""
 
     def __init__(
-        self, store: Store, name: str, config: RecallConfig, encoder: Encoder, neural: NeuralScope
+        self,
+        store: SQLiteStore,
+        name: str,
+        config: RecallConfig,
+        encoder: Encoder,
+        neural: NeuralScope,
     ) -> None:
         self.store, self.name, self.config = store, name, config
         self.encoder, self.neural = encoder, neural
         self.id: int | None = None
-        self._generation = -1
+        self._generation = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -45,21 +51,19 @@ class OpenScope:
         self._layout: Layout | None = None
 
     def refresh(self) -> None:
-        """Take in what was written or forgotten since the last look, by whomever."""
-        if self.id is None:
-            self.id = self.store.scope_id(self.name)
-            if self.id is None:
-                return
-        head = self.store.head(self.id)
-        if head.generation != self._generation:
+        """Take in what was written or forgotten since the last look, by whomever.
+
+        The scope may have been forgotten and made anew under its name, so it is looked up each
+        time: what is kept here is valid for one number and one generation only.
+        """
+        head = self.store.head(self.name)
+        found = (None, 0) if head is None else (head.id, head.generation)
+        if found != (self.id, self._generation):
             self._reset()
-            self._generation = head.generation
-            if head.generation < 0:  # the scope was forgotten
-                self.id = None
-                return
-        if head.last_seq > self.index.last_seq:
+            self.id, self._generation = found
+        if head is not None and head.last_seq > self.index.last_seq:
             self._counts.clear()
-            load_index(self.store, self.id, self.index)
+            load_index(self.store, head.id, self.index)
 
     @property
     def state(self) -> MemoryState:
@@ -155,6 +159,7 @@ class OpenScope:
         """In how many passages of the scope a stem stands."""
         if self.id is None:
             return 0
+        name = fold(name)
         if name not in self._counts:
             self._counts[name] = self.store.document_count(self.id, name)
         return self._counts[name]

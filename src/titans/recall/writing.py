@@ -52,13 +52,13 @@ def write_text(scope: OpenScope, new: NewText) -> Written:
     """Store a text; excludes other writers while it looks, decides and writes."""
     store, config = scope.store, scope.config
     with store.writing():
-        scope.id = store.create_scope(scope.name)
+        number = store.create_scope(scope.name)
         scope.refresh()
         observed = observe_text(scope, new.text, new.views, new.time)
-        known = store.find(scope.id, new.id)
+        known = store.find(number, new.id)
         if known is not None:
             return Written(refuse_other_text(known, new.text, scope.name), observed, is_new=False)
-        save_blocks(store, scope.id, scope.index)
+        save_blocks(store, number, scope.index)
         duplicate, successor = _links(scope, new)
         written, reason = _judge(scope, observed.surprise, duplicate is not None)
         row = Row(
@@ -66,14 +66,14 @@ def write_text(scope: OpenScope, new: NewText) -> Written:
             *(written, reason, duplicate, successor),
         )
         data = observed.write.to_bytes() if written else None
-        seq = store.add(scope.id, row, [view.to_passage() for view in new.views], data)
+        seq = store.add(number, row, [view.to_passage() for view in new.views], data)
         state = scope.neural.absorb(scope.state, observed.write) if written else None
         snapshot_is_due = scope.writes_since_snapshot + 1 >= config.snapshot_every
         if state is not None and snapshot_is_due:
             snapshot = scope.neural.dump(state)
-            store.save_snapshot(scope.id, seq, snapshot, config.keep_snapshots)
+            store.save_snapshot(number, seq, snapshot, config.keep_snapshots)
         # By query, not from memory: the index holds what a reader of the store would hold.
-        entries = [Entry(*e) for e in store.index_entries(scope.id, seq - 1)]
+        entries = [Entry(*e) for e in store.index_entries(number, seq - 1)]
     scope.advance(entries, [view.terms for view in new.views], state)
     if state is not None and snapshot_is_due:
         scope.writes_since_snapshot = 0

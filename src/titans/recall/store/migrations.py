@@ -5,7 +5,11 @@ done, so a store written by a newer version is recognised and left alone.
 """
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
+
+from titans.recall.store.seal import SEALED, seal
+from titans.recall.text import fold
 
 APPLICATION_ID = 0x7469746E  # "titn": what `file` shows, and how another program's file is told
 
@@ -95,7 +99,83 @@ def m002_index_blocks(db: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_records, m002_index_blocks]
+def m003_scope_numbers(db: sqlite3.Connection) -> None:
+    """Numbers of scopes are never used again: an open handle must not meet another's records."""
+    db.execute(
+        """CREATE TABLE new_scopes (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL UNIQUE,
+            generation INTEGER NOT NULL DEFAULT 0,  -- rises when something is forgotten
+            last_seq INTEGER NOT NULL DEFAULT 0     -- the newest record of the scope
+        )"""
+    )
+    db.execute("INSERT INTO new_scopes SELECT id, name, generation, last_seq FROM scopes")
+    db.execute("DROP TABLE scopes")
+    db.execute("ALTER TABLE new_scopes RENAME TO scopes")
+    # No more scopes than records and scopes together were ever made.
+    query = "SELECT (SELECT coalesce(max(id), 0) FROM scopes) + coalesce(sum(seq), 0)"
+    used = db.execute(f"{query} FROM sqlite_sequence WHERE name = 'records'").fetchone()[0]
+    db.execute("DELETE FROM sqlite_sequence WHERE name = 'scopes'")
+    db.execute("INSERT INTO sqlite_sequence VALUES ('scopes', ?)", (used,))
+
+
+def m004_postings(db: sqlite3.Connection) -> None:
+    """Where words stand, by scope, as our own tokeniser cuts them.
+
+    FTS5 cut its text once more by its own rules: words with an underscore or a diacritic were never
+    found, and one with an underscore could pass for a word of another scope.
+    """
+    db.execute(
+        """CREATE TABLE terms (
+            id INTEGER PRIMARY KEY,
+            scope INTEGER NOT NULL,
+            term TEXT NOT NULL,
+            num_passages INTEGER NOT NULL,          -- that hold it
+            UNIQUE (scope, term)
+        )"""
+    )
+    db.execute(
+        """CREATE TABLE postings (
+            term INTEGER NOT NULL REFERENCES terms(id),
+            passage INTEGER NOT NULL REFERENCES passages(id),
+            count INTEGER NOT NULL,                 -- how often it stands there
+            PRIMARY KEY (term, passage)
+        ) WITHOUT ROWID"""
+    )
+    numbers: dict[tuple[int, str], int] = {}
+    passages: Counter[int] = Counter()
+    # FTS5 keeps the text it was given, which was the terms behind the number of their scope.
+    bodies = db.execute(
+        "SELECT p.id, p.scope, l.body FROM passages p JOIN lexicon l ON l.rowid = p.id"
+    )
+    for passage, scope, body in bodies:
+        found = Counter(fold(word.removeprefix(f"s{scope}x")) for word in body.split(" ") if word)
+        for term, count in found.items():
+            number = numbers.setdefault((scope, term), len(numbers) + 1)
+            passages[number] += 1
+            db.execute("INSERT INTO postings VALUES (?, ?, ?)", (number, passage, count))
+    for (scope, term), number in numbers.items():
+        values = (number, scope, term, passages[number])
+        db.execute("INSERT INTO terms VALUES (?, ?, ?, ?)", values)
+    for table in ("lexicon_terms", "lexicon_counts", "lexicon"):
+        db.execute(f"DROP TABLE {table}")
+
+
+def m005_checksums(db: sqlite3.Connection) -> None:
+    """A checksum for every row of data (seal.py)."""
+    db.create_function("seal", -1, seal, deterministic=True)
+    for table, columns in SEALED.items():
+        db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
+        db.execute(f"UPDATE {table} SET checksum = seal({', '.join(columns)})")
+
+
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
+    m001_records,
+    m002_index_blocks,
+    m003_scope_numbers,
+    m004_postings,
+    m005_checksums,
+]
 """Every step ever released, in order."""
 
 

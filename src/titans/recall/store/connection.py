@@ -1,0 +1,274 @@
+"""One SQLite file (WAL), open: whose it is, one writer at a time, errors that say what to do.
+
+A new file is readable by its owner only. A transaction is acknowledged only if the file is still
+where it was opened. After something was forgotten the file is rewritten; if a reader is in the way,
+a mark in the file says so, and the next open or the next writer completes it.
+"""
+
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from titans.errors import StoreError
+from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
+from titans.recall.store.seal import SEALED, Value, is_sound, seal
+
+MMAP_BYTES = 2**31
+"""Read through the page cache: opening a large scope reads most of the file."""
+BUSY_SECONDS = 30.0
+"""How long a writer waits for another process before it gives up."""
+
+
+class Connection:
+    """An open store's file. Not for several threads at once: the caller holds a lock."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if str(path) == ":memory:":
+            raise StoreError(
+                "':memory:' is no file, so nothing would be remembered: give the path of a file"
+            )
+        with self._translated("opened"):
+            self._create()
+            self.db = sqlite3.connect(
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._prepare()
+
+    def _create(self) -> None:
+        """Make a new file that only its owner can read; SQLite gives its -wal the same rights."""
+        if self.path.parent != Path() and not self.path.parent.exists():
+            self.path.parent.mkdir(parents=True, mode=0o700)
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+    def _prepare(self) -> None:
+        """Recognise the file before anything is written to it, then bring it up to date."""
+        try:
+            self._refuse_foreign()
+            self._wait_for_others(BUSY_SECONDS)
+            self._enter_wal()
+            # A commit survives loss of power, not only of the process.
+            self.db.execute("PRAGMA synchronous = FULL")
+            self.db.execute("PRAGMA secure_delete = ON")
+            self.db.execute("PRAGMA foreign_keys = OFF")
+            self.db.execute(f"PRAGMA mmap_size = {MMAP_BYTES}")
+            if schema_version(self.db) < len(MIGRATIONS):
+                self.db.execute("BEGIN IMMEDIATE")
+                migrate(self.db)
+                self.db.execute("COMMIT")
+            self._places = self._inodes()
+            self._scrub(wait=0.0)
+        except BaseException:
+            self.db.close()
+            raise
+
+    def _refuse_foreign(self) -> None:
+        # In one transaction: another process may be making the store at this moment.
+        self.db.execute("BEGIN")
+        application = int(self.db.execute("PRAGMA application_id").fetchone()[0])
+        tables = self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        version = schema_version(self.db)
+        self.db.execute("COMMIT")
+        if application != APPLICATION_ID and tables:
+            raise StoreError(
+                f"{self.path} is an SQLite file of another program; choose another path"
+            )
+        if version > len(MIGRATIONS):
+            raise StoreError(
+                f"{self.path} was written by a newer version (schema {version}, "
+                f"this one knows {len(MIGRATIONS)}): upgrade titans-neural-memory"
+            )
+
+    def _wait_for_others(self, seconds: float) -> None:
+        self.db.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+    def _enter_wal(self) -> None:
+        # Switching to WAL does not wait for locks: two processes that create a store at once meet.
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self.db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.db.close()
+
+    # Transactions
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction that sees the newest state and excludes other writers."""
+        with self._translated("written"):
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                mark = self.get_meta("scrub")
+                yield
+                self._check_place()
+                due = self.get_meta("scrub")
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
+        if due is not None:
+            # Whoever asked for it waits for readers; whoever finds it left over does not.
+            self._scrub(wait=BUSY_SECONDS if due != mark else 0.0)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """One transaction in which every query sees the same state."""
+        with self._translated("read"):
+            self.db.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if self.db.in_transaction:
+                    self.db.execute("COMMIT")
+
+    @contextmanager
+    def _translated(self, action: str) -> Iterator[None]:
+        """SQLite's errors, and the file system's, as `StoreError`s that say what to do."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(explain(error, self.path, action)) from error
+
+    def _inodes(self) -> list[tuple[int, int]]:
+        """Which files these are: the store and its write-ahead log."""
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return [(found.st_dev, found.st_ino) for found in map(os.stat, files)]
+
+    def _check_place(self) -> None:
+        """Refuse to acknowledge what nobody could read again: the file is gone, or another."""
+        try:
+            same = self._inodes() == self._places
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise StoreError(
+                f"{self.path} was deleted or replaced while it was open: nothing was stored; "
+                "open it again"
+            )
+
+    def check_sound(self) -> None:
+        """Raise `StoreError` if pages of the file are damaged; reads all of it."""
+        with self._translated("read"):
+            found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        if found != "ok":
+            raise self.damage(" ".join(found.split()))
+
+    # Forgetting for good
+
+    def request_scrub(self) -> None:
+        """Have the file rewritten after this transaction; inside `writing()`."""
+        self.set_meta("scrub", f"rewrite {uuid.uuid4().hex}")
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing that was forgotten is left in any file of the store."""
+        return self.get_meta("scrub") is None
+
+    def _scrub(self, wait: float) -> None:
+        """Write the file anew without free pages and empty its log, if a mark asks for it.
+
+        What cannot be done now, because a process is reading or the disk is full, stays marked.
+        """
+        mark = self.get_meta("scrub")
+        if mark is None:
+            return
+        self._wait_for_others(wait)
+        # A failure leaves the mark where it is.
+        with suppress(sqlite3.Error):
+            stage, _, token = mark.partition(" ")
+            if stage == "rewrite":
+                self.db.execute("VACUUM")
+                change = "UPDATE meta SET value = ? WHERE key = 'scrub' AND value = ?"
+                self.db.execute(change, (f"truncate {token}", mark))
+            if self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0:
+                # By its token: what was forgotten meanwhile has a mark of its own.
+                done = f"truncate {token}"
+                self.db.execute("DELETE FROM meta WHERE key = 'scrub' AND value = ?", (done,))
+        self._wait_for_others(BUSY_SECONDS)
+
+    # Rows
+
+    def get_meta(self, key: str) -> str | None:
+        """A setting of the store."""
+        found = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set it; inside `writing()`."""
+        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def insert(self, table: str, *values: Value, replace: bool = False) -> None:
+        """Add a row with its checksum, or replace the one with the same key."""
+        names = ", ".join((*SEALED[table], "checksum"))
+        marks = ", ".join("?" * (len(values) + 1))
+        verb = "REPLACE" if replace else "INSERT"
+        row = (*values, seal(*values))
+        self.db.execute(f"{verb} INTO {table} ({names}) VALUES ({marks})", row)
+
+    def select(self, table: str, where: str, *arguments: Value) -> Iterator[tuple[Value, ...]]:
+        """The sealed columns of some rows, each checked.
+
+        Args:
+            where: the conditions (and the order) in SQL.
+        """
+        names = ", ".join((*SEALED[table], "checksum"))
+        for row in self.db.execute(f"SELECT {names} FROM {table} WHERE {where}", arguments):
+            yield self.checked(table, row)
+
+    def checked(self, table: str, row: tuple[Value, ...]) -> tuple[Value, ...]:
+        """A row without its checksum, which must fit."""
+        if not is_sound(row):
+            place = ", ".join(
+                f"{name} {value}"
+                for name, value in zip(SEALED[table], row, strict=False)
+                if name in ("seq", "scope", "passage", "position", "last_seq")
+            )
+            raise self.damage(f"a row of {table} ({place}) is not what was written")
+        return row[:-1]
+
+    def damage(self, found: str) -> StoreError:
+        """The error for content that cannot have been written like this."""
+        return StoreError(
+            f"{self.path} is damaged: {found}; `titans memory check` lists all damage, "
+            "`titans memory repair` keeps what is sound"
+        )
+
+
+def files_of(path: Path) -> list[Path]:
+    """The store's file and those that SQLite keeps beside it."""
+    names = [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
+    return [name for name in names if name.exists()]
+
+
+def explain(error: Exception, path: Path, action: str) -> str:
+    """What a user can do about an error of SQLite or the file system."""
+    text = str(error)
+    if any(word in text for word in ("not a database", "malformed", "corrupt", "decode to UTF-8")):
+        return (
+            f"{path} is damaged or not a store of titans ({text}): nothing was changed; "
+            "restore a copy, run `titans memory repair`, or choose another path"
+        )
+    if "full" in text:
+        return f"{path} cannot be written: the disk is full; nothing was stored, free some space"
+    if "readonly" in text or "read-only" in text.lower():
+        return f"{path} cannot be {action}: it is read-only ({text}); choose a path you may write"
+    if "locked" in text or "busy" in text:
+        return (
+            f"{path} cannot be {action}: another process has held it for {BUSY_SECONDS:.0f} s; "
+            "try again when it is done"
+        )
+    return f"{path} cannot be {action} ({text}): check the path, its permissions and the disk"

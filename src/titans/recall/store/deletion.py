@@ -1,0 +1,70 @@
+"""Deleting from an SQLite store: rows, postings, counts, and the links of the records that stay."""
+
+from collections.abc import Sequence
+
+from titans.recall.store.connection import Connection
+from titans.recall.store.seal import Value
+
+SCOPED = ("records", "neural_writes", "snapshots", "persistent_texts", "index_blocks", "terms")
+"""Tables with a column `scope`, passages left out."""
+
+
+def delete_scope(store: Connection, scope: int) -> None:
+    """Remove a scope with everything in it, its name included."""
+    db = store.db
+    passages = "(SELECT id FROM passages WHERE scope = ?)"
+    db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}", (scope,))
+    terms = "(SELECT id FROM terms WHERE scope = ?)"
+    db.execute(f"DELETE FROM postings WHERE term IN {terms}", (scope,))
+    for table in (*SCOPED, "passages"):
+        db.execute(f"DELETE FROM {table} WHERE scope = ?", (scope,))
+    db.execute("DELETE FROM scopes WHERE id = ?", (scope,))
+
+
+def delete_records(store: Connection, scope: int, seqs: Sequence[int]) -> None:
+    """Remove records with all that belongs to them."""
+    db = store.db
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS gone (seq INTEGER PRIMARY KEY)")
+    db.execute("DELETE FROM gone")
+    db.executemany("INSERT INTO gone VALUES (?)", [(seq,) for seq in seqs])
+    in_gone = "IN (SELECT seq FROM gone)"
+    passages = f"(SELECT id FROM passages WHERE seq {in_gone})"
+    _delete_postings(store, scope, passages)
+    db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}")
+    for table in ("passages", "neural_writes", "records"):
+        db.execute(f"DELETE FROM {table} WHERE seq {in_gone}")
+    # Blocks have no gaps, and snapshots hold all that was written before: both go from the first.
+    for table, column in (("index_blocks", "last_seq"), ("snapshots", "seq")):
+        db.execute(f"DELETE FROM {table} WHERE scope = ? AND {column} >= ?", (scope, min(seqs)))
+    _mend_links(store, scope, in_gone)
+    db.execute("DELETE FROM gone")
+    db.execute(
+        "UPDATE scopes SET generation = generation + 1, last_seq ="
+        " (SELECT coalesce(max(seq), 0) FROM records WHERE scope = scopes.id) WHERE id = ?",
+        (scope,),
+    )
+
+
+def _delete_postings(store: Connection, scope: int, passages: str) -> None:
+    db = store.db
+    query = f"SELECT count(*), term FROM postings WHERE passage IN {passages} GROUP BY term"
+    counted = db.execute(query).fetchall()
+    db.execute(f"DELETE FROM postings WHERE passage IN {passages}")
+    db.executemany("UPDATE terms SET num_passages = num_passages - ? WHERE id = ?", counted)
+    db.execute("DELETE FROM terms WHERE scope = ? AND num_passages = 0", (scope,))
+
+
+def _mend_links(store: Connection, scope: int, in_gone: str) -> None:
+    """Cut links to what is gone. A group whose first record is gone is led by the next one."""
+    leaders: dict[Value, Value] = {}
+    where = f"scope = ? AND (successor_of {in_gone} OR duplicate_of {in_gone}) ORDER BY seq"
+    for row in list(store.select("records", where, scope)):
+        *kept, duplicate_of, successor_of = row
+        gone = store.db.execute(
+            f"SELECT ? {in_gone}, ? {in_gone}", (duplicate_of, successor_of)
+        ).fetchone()
+        if gone[0]:
+            leader = leaders.setdefault(duplicate_of, row[0])
+            duplicate_of = None if leader == row[0] else leader
+        successor_of = None if gone[1] else successor_of
+        store.insert("records", *kept, duplicate_of, successor_of, replace=True)

@@ -1,0 +1,48 @@
+"""Checksums: every row of data carries one over all its values, and it is checked when read.
+
+SQLite notices a damaged page only if its structure breaks. A flipped bit inside a text, a number or
+a vector would pass in silence; with the checksum it is an error that names the row.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+SEALED: dict[str, tuple[str, ...]] = {
+    "records": (
+        *("seq", "scope", "id", "text", "speaker", "time", "metadata", "surprise", "written"),
+        *("reason", "duplicate_of", "successor_of"),
+    ),
+    "passages": ("id", "scope", "seq", "num_terms", "flags", "vectors"),
+    "passage_tokens": ("passage", "vectors"),
+    "neural_writes": ("seq", "scope", "vectors"),
+    "snapshots": ("scope", "seq", "state"),
+    "persistent_texts": ("scope", "position", "text"),
+    "index_blocks": ("scope", "last_seq", "num_rows", "data"),
+}
+"""Tables whose rows end in a `checksum`, and the columns that it covers."""
+
+Value = int | float | str | bytes | None
+
+
+def seal(*values: Value) -> int:
+    """The checksum (CRC-32) of the values of a row. Their types and lengths count as well."""
+    total = 0
+    for value in values:
+        if value is None:
+            kind, data = b"n", b""
+        elif isinstance(value, str):
+            kind, data = b"s", value.encode("utf-8", "surrogatepass")
+        elif isinstance(value, bytes):
+            kind, data = b"b", value
+        elif isinstance(value, float):
+            kind, data = b"f", struct.pack("<d", value)
+        else:
+            kind, data = b"i", str(int(value)).encode()
+        total = zlib.crc32(data, zlib.crc32(kind + str(len(data)).encode(), total))
+    return total
+
+
+def is_sound(row: Sequence[Value]) -> bool:
+    """Whether a row, its checksum last, is what was written."""
+    return seal(*row[:-1]) == row[-1]
