@@ -1,4 +1,4 @@
-"""What speaks for a passage as an answer to a query: fourteen numbers, each with a fixed meaning.
+"""What speaks for a passage as an answer to a query: fifteen numbers, each with a fixed meaning.
 
 Every feature has an absolute scale (a cosine, a share), none is standardised per query, so the
 fused score means the same everywhere and can be compared with a threshold. The weights that join
@@ -33,10 +33,15 @@ FEATURES = (
     "when",
     "date",
     "memory",
+    "exact",
 )
 """Names, in the order of the columns."""
 MEMORY_FEATURES = ("memory",)
 """Those that come from the neural memory. Surprise as a further one added nothing (docs/log)."""
+RARE_RANK = 20_000
+"""Words less common in the language than this are names, numbers and codes."""
+RARE_COUNT = 5
+"""A word in more passages of the scope than this does not single one out."""
 NEIGHBOUR_WEIGHT = np.float32(0.5)
 OTHER_WEIGHT = 0.7
 """In late interaction: of stop words, names and punctuation; content words have their idf."""
@@ -51,6 +56,8 @@ class Query:
     first_person: NDArray[np.float32]
     tokens: TokenVectors
     terms: list[str]
+    rare: frozenset[str]
+    """Those of the terms that may single out a passage: names, numbers and codes."""
     named: list[str]
     """Speakers of the scope that the question names."""
 
@@ -61,14 +68,23 @@ def make_query(encoder: Encoder, pooling: Pooling, question: str, speakers: Sequ
     spoken = texts.in_first_person(question, named)
     tokens, spoken_tokens = encoder.encode([question, spoken])
     skip = {word for name in named for word in texts.words(name)}
+    rare = [word for word in texts.words(question) if _is_rare(encoder, word)]
     return Query(
         text=question,
         vector=tokens.pool(pooling).numpy(),
         first_person=spoken_tokens.pool(pooling).numpy(),
         tokens=tokens,
         terms=texts.terms(question, skip=skip) or texts.terms(question),
+        rare=frozenset(texts.terms(" ".join(rare), skip=skip)),
         named=named,
     )
+
+
+def _is_rare(encoder: Encoder, word: str) -> bool:
+    """Whether a word is a name, number or code: encoders know little of it but its letters."""
+    if texts.is_year(word):
+        return False  # the feature `date` looks at it
+    return any(c.isdigit() for c in word) or encoder.word_rank(word) > RARE_RANK
 
 
 @dataclass(frozen=True)
@@ -79,6 +95,8 @@ class Evidence:
     idf: dict[str, float]
     """Of the stems of the query (`query_stems`)."""
     layout: Layout
+    exact: NDArray[np.float32]
+    """Per passage the share of the question's rare words (`is_rare`) that it holds."""
     memory: NDArray[np.float32] | None
     """What the neural memory answers to the query: a vector in the space of the texts."""
     centre: NDArray[np.float32]
@@ -112,6 +130,7 @@ def feature_matrix(
         "when": (flags & TELLS_WHEN > 0) * np.float32(texts.asks_when(query.text)),
         "date": _date(index, query, rows),
         "memory": _memory(evidence, own[:, BARE] + around[:, BARE]),
+        "exact": evidence.exact[rows],
     }
     return np.stack([columns[name].astype(np.float32) for name in FEATURES], axis=1)
 

@@ -1,7 +1,7 @@
 """The score of a passage: a weighted sum of its features through a logistic function.
 
-The weights are the only numbers of the text memory that were fitted to data: fusion.json, made by
-`benchmarks/recall.py fit` (docs/recall-fusion-card.md tells on what).
+All weights but one are fitted, the only numbers of the text memory that are: fusion.json, made by
+`benchmarks/recall.py fit` (docs/recall-fusion-card.md says on what).
 """
 
 import json
@@ -20,6 +20,9 @@ from titans.recall.features import FEATURES, MEMORY_FEATURES
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
+EXACT_WEIGHT = 4.0
+"""Of a rare word of the question found as it is. Set, not fitted: the questions of the fit hold
+hardly any, and a passage with the number asked for must outrank all that only look like it."""
 FITTED_SIZE = 500
 """Passages in a scope of the kind that the weights were fitted to."""
 REPLACED_PENALTY = 1.5
@@ -56,7 +59,7 @@ def load_fusion(use_memory: bool = True) -> FusionWeights:
     """The shipped weights; fitted apart for a memory that is switched off."""
     text = files("titans.recall").joinpath("fusion.json").read_text(encoding="utf-8")
     chosen = json.loads(text)["with_memory" if use_memory else "without_memory"]
-    return FusionWeights(chosen["weights"], chosen["bias"])
+    return FusionWeights({**chosen["weights"], "exact": EXACT_WEIGHT}, chosen["bias"])
 
 
 def fit_fusion(
@@ -69,7 +72,8 @@ def fit_fusion(
     First the direction, by listwise softmax (a question's answers against all else), then scale
     and constant, by logistic regression on how often a passage with that sum is an answer.
     """
-    used = [i for i, name in enumerate(FEATURES) if use_memory or name not in MEMORY_FEATURES]
+    left_out = {"exact"} if use_memory else {"exact", *MEMORY_FEATURES}
+    used = [i for i, name in enumerate(FEATURES) if name not in left_out]
     data = [
         (torch.from_numpy(x[:, used].astype(np.float64)), torch.from_numpy(y).double() / y.sum())
         for x, y in examples
@@ -93,7 +97,7 @@ def fit_fusion(
     scale, bias = float(line[0].exp()), float(line[1])
     fitted: dict[str, float] = dict.fromkeys(FEATURES, 0.0)
     fitted.update({FEATURES[i]: float(w) * scale for i, w in zip(used, direction, strict=True)})
-    return FusionWeights(fitted, bias)
+    return FusionWeights({**fitted, "exact": EXACT_WEIGHT}, bias)
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
@@ -116,6 +120,6 @@ def fusion_json(weights: dict[bool, FusionWeights], note: str) -> str:
     content: dict[str, object] = {"note": note}
     for use_memory, name in ((True, "with_memory"), (False, "without_memory")):
         fitted = weights[use_memory]
-        rounded = {feature: round(w, 4) for feature, w in fitted.weights.items()}
+        rounded = {n: round(w, 4) for n, w in fitted.weights.items() if n != "exact"}
         content[name] = {"weights": rounded, "bias": round(fitted.bias, 4)}
     return json.dumps(content, indent=1) + "\n"

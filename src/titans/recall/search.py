@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.features import Evidence, Query, feature_matrix, query_stems
+from titans.recall.features import (
+    RARE_COUNT,
+    Evidence,
+    Query,
+    feature_matrix,
+    query_stems,
+)
 from titans.recall.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights, prior_shift
 from titans.recall.index import ScopeIndex
 from titans.recall.lexical import idf, lexical_scores
@@ -113,15 +119,17 @@ class Searcher:
         scope, size = self.scope, len(self.index)
         assert scope.id is not None
         layout = scope.layout()
+        postings = self._postings(query.terms)
         return Evidence(
-            lexical=lexical_scores(self._postings(query.terms), layout),
+            lexical=lexical_scores(list(postings.values()), layout),
             idf={stem: idf(size, scope.count(stem)) for stem in query_stems(query)},
             layout=layout,
+            exact=self._exact([rows for term, rows in postings.items() if term in query.rare]),
             memory=memory,
             centre=self.index.mean,
         )
 
-    def _postings(self, terms: Sequence[str]) -> list[NDArray[np.int64]]:
+    def _postings(self, terms: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """The rows in which each distinct term stands, a row as often as the term stands in it."""
         scope, size = self.scope, len(self.index)
         assert scope.id is not None
@@ -130,7 +138,15 @@ class Searcher:
             # Reading where a common word stands takes longest and says least.
             rare = [term for term in distinct if scope.count(term) <= COMMON * size]
             distinct = rare or distinct
-        return [self.index.rows_of(scope.store.postings(scope.id, term)) for term in distinct]
+        return {t: self.index.rows_of(scope.store.postings(scope.id, t)) for t in distinct}
+
+    def _exact(self, postings: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
+        """Per passage the share of some words that it holds, those left out that many hold."""
+        found = np.zeros(len(self.index), np.float32)
+        holders = [rows for rows in map(np.unique, postings) if 0 < len(rows) <= RARE_COUNT]
+        for rows in holders:
+            found[rows] += np.float32(1 / len(holders))
+        return found
 
     def _candidates(
         self, query: Query, evidence: Evidence, allowed: NDArray[np.bool_] | None
@@ -149,6 +165,7 @@ class Searcher:
         by_words = [
             _top(lexical.own, CANDIDATES, allowed),
             _top(lexical.wide + lexical.nearby, CANDIDATES, allowed),
+            _top(evidence.exact, CANDIDATES, allowed),
         ]
         return np.unique(np.concatenate([*near, *by_words]))
 

@@ -23,6 +23,9 @@ SUFFIXES = ("ing", "ed", "es", "s")
 # Chinese, Japanese kana, Thai, Lao, Khmer, Hangul is spaced: characters instead of words.
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1780-\u17ff]")
 _WORD = re.compile(r"\w+")
+_ACCENTS = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
+_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+_JOINERS = "\u200c\u200d"
 _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s+")
 
 
@@ -50,10 +53,35 @@ def stem(word: str) -> str:
     return word
 
 
+def fold(word: str) -> str:
+    """A word without accents on Latin letters and with ss for ß: cafe finds café."""
+    if word.isascii():
+        return word
+    apart = unicodedata.normalize("NFD", word.casefold())
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", apart))
+
+
 def terms(text: str, *, skip: Iterable[str] = ()) -> list[str]:
-    """The stems that lexical search works on: no stop words, none of the words in `skip`."""
+    """What lexical search works on, in writing and in asking: folded stems without stop words.
+
+    Args:
+        skip: further words to leave out.
+    """
     dropped = STOP_WORDS.union(skip)
-    return [stem(word) for word in words(text) if word not in dropped]
+    return [fold(stem(word)) for word in words(text) if word not in dropped]
+
+
+def printable(text: str) -> str:
+    """A text on one line of a terminal or a prompt, as it is read: what would act is escaped.
+
+    Line breaks, terminal codes and marks that turn the direction of writing are shown as in a
+    Python string; the joiners of emoji and of Persian and Indic letters stay.
+    """
+    return "".join(_shown(c) if unicodedata.category(c) in _ACTING else c for c in text)
+
+
+def _shown(character: str) -> str:
+    return character if character in _JOINERS else repr(character)[1:-1]
 
 
 def sentences(text: str) -> list[str]:
@@ -104,7 +132,12 @@ def named_months(question: str) -> tuple[set[int], set[int]]:
         r"\b(in|on|of|since|until|last|this|by) may\b|may,? \d|\d may", lower
     ):
         months.discard(5)  # "may" the verb
-    return months, {int(year) for year in re.findall(r"\b(?:19|20)\d\d\b", lower)}
+    return months, {int(year) for year in words(lower) if is_year(year)}
+
+
+def is_year(word: str) -> bool:
+    """Whether a word is a year of this century or the last."""
+    return bool(_YEAR.fullmatch(word))
 
 
 def parse_time(value: datetime | str) -> datetime:
@@ -162,6 +195,7 @@ _AUXILIARY = re.compile(
     re.IGNORECASE,
 )
 _ASKS_WHEN = re.compile(r"(when|how long|what date|which month|in which|since when|what time)\b")
+_YEAR = re.compile(r"(?:19|20)\d\d")
 _TELLS_WHEN = re.compile(
     r"\b(yesterday|today|tonight|tomorrow|recently|ago|since|few days"
     r"|(?:last|next|this|past) (?:week|month|year|night|morning|weekend|summer|winter|spring|fall"
