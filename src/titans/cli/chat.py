@@ -1,11 +1,10 @@
 """`titans chat`: a terminal chat that remembers between runs."""
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING
 
-from titans.cli.store_options import add_store_options, open_memory
+from titans.cli.store_options import add_store_options, as_json, open_memory
 
 if TYPE_CHECKING:
     from titans.recall import TextGenerator, TextMemory, Turn
@@ -105,20 +104,22 @@ class _Chat:
             self._note(f"error: {error}")
 
     def _turn(self, line: str) -> None:
+        from titans.recall.text import printable
+
         def show(piece: str) -> None:
-            print(piece, end="", flush=True)
+            shown = (c if c in "\n\t" else printable(c) for c in piece)
+            print("".join(shown), end="", flush=True)
 
         on_text = None if self.as_json else show
         self.last = turn = self.memory.turn(line, self.llm, speaker=self.speaker, on_text=on_text)
         if self.as_json:
             print(
-                json.dumps(
+                as_json(
                     {
                         "answer": turn.answer,
                         "record": turn.record.as_dict(),
                         "memories": [m.as_dict() for m in turn.memories],
-                    },
-                    ensure_ascii=False,
+                    }
                 ),
                 flush=True,
             )
@@ -158,4 +159,6 @@ class _Chat:
             )
 
     def _note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        from titans.recall.text import printable
+
+        print(printable(text), file=sys.stderr, flush=True)

@@ -1,12 +1,11 @@
 """`titans memory ACTION`: upkeep of the text memory: stats, export, import, forget, train."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from titans.cli.store_options import add_store_options, open_memory
+from titans.cli.store_options import add_store_options, as_json, open_memory
 
 EXAMPLES = """examples:
   titans memory stats --json
@@ -72,6 +71,8 @@ def _configure_train(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked."""
+    from titans.recall.text import printable
+
     actions: dict[str, Callable[[argparse.Namespace], dict[str, object]]] = {
         "stats": _stats,
         "export": _export,
@@ -81,11 +82,11 @@ def run(args: argparse.Namespace) -> int:
     }
     result = actions[args.action](args)
     if args.json:
-        print(json.dumps(result, ensure_ascii=False))
+        print(as_json(result))
     elif result:
         for name, value in result.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
-            print(f"{name.replace('_', ' '):<20} {shown}")
+            print(printable(f"{name.replace('_', ' '):<20} {shown}"))
     return 0
 
 
@@ -134,10 +135,17 @@ def _forget(args: argparse.Namespace) -> dict[str, object]:
             done = memory.forget(scope=args.scope)
         else:
             done = memory.forget(args.id, before=args.before, progress=progress)
+    if not done.is_complete:
+        print(
+            "a process is reading the store: traces stay in its files until the next process opens "
+            "it or writes to it, which removes them",
+            file=sys.stderr,
+        )
     return {
         "forgotten": done.records,
         "replayed": done.replayed,
         "seconds": round(done.seconds, 3),
+        "complete": done.is_complete,
     }
 
 

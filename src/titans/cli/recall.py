@@ -1,9 +1,8 @@
 """`titans recall QUERY`: what the text memory knows about something."""
 
 import argparse
-import json
 
-from titans.cli.store_options import add_store_options, open_memory
+from titans.cli.store_options import add_store_options, as_json, open_memory
 
 EXAMPLES = """examples:
   titans recall "What is the dog called?"
@@ -29,6 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the records, best first."""
     from titans.errors import ConfigError
+    from titans.recall.prompt import quote_name
+    from titans.recall.text import printable
 
     with open_memory(args, must_exist=True) as memory:
         try:
@@ -44,20 +45,20 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             raise ConfigError(str(error)) from error
     if args.json:
-        print(json.dumps([r.as_dict() for r in found], ensure_ascii=False))
+        print(as_json([r.as_dict() for r in found]))
         return 0
     if not found:
         print("nothing found")
     for r in found:
-        who = f"{r.speaker}: " if r.speaker else ""
-        print(f"{r.score:.2f}  [{r.time:%Y-%m-%d}] {who}{r.passage or r.text}")
+        who = f"{quote_name(r.speaker)}: " if r.speaker else ""
+        print(f"{r.score:.2f}  [{r.time:%Y-%m-%d}] {who}{printable(r.passage or r.text)}")
         p = r.parts
         print(
             f"      lexical {p.lexical:.2f}, vector {p.vector:.2f}, memory {p.memory:.2f}, "
-            f"recency {p.recency:.2f}  id {r.id}"
+            f"recency {p.recency:.2f}  id {printable(r.id)}"
         )
         if r.succeeded_by:
-            print(f"      updated by {r.succeeded_by}")
+            print(f"      updated by {printable(r.succeeded_by)}")
         for name, f in (r.explanation or {}).items():
             product = f"{f['value']:7.3f} x {f['weight']:7.3f} = {f['contribution']:7.3f}"
             print(f"      {name:<16} {product}")

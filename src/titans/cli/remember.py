@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from titans.cli.store_options import add_store_options, open_memory
+from titans.cli.store_options import add_store_options, as_json, open_memory
 
 EXAMPLES = """examples:
   titans remember "My dog is called Rex."
@@ -38,22 +38,24 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Store the text, say how surprising it was."""
+    from titans.recall.text import printable
+
     text = sys.stdin.read() if args.text == "-" else args.text
     with open_memory(args) as memory:
         record = memory.remember(
             text, speaker=args.speaker, time=args.time, id=args.id, metadata=args.metadata
         )
     if args.json:
-        print(json.dumps(record.as_dict(), ensure_ascii=False))
+        print(as_json(record.as_dict()))
         return 0
     known = "" if record.is_new else " (was there already)"
-    print(f"remembered {record.id}{known}")
+    print(f"remembered {printable(record.id)}{known}")
     action = (
         "written to the neural memory" if record.written else "not written to the neural memory"
     )
     print(f"  {action}: {record.reason}")
     if record.duplicate_of:
-        print(f"  says the same as {record.duplicate_of}")
+        print(f"  says the same as {printable(record.duplicate_of)}")
     if record.successor_of:
-        print(f"  updates {record.successor_of}")
+        print(f"  updates {printable(record.successor_of)}")
     return 0

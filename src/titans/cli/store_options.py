@@ -1,6 +1,7 @@
 """Options that every command on a text memory shares: which store, which scope, which encoder."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -59,3 +60,11 @@ def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextM
     if args.checkpoint:
         config = config.change(checkpoint=args.checkpoint)
     return TextMemory(path, args.scope, config)
+
+
+def as_json(value: object) -> str:
+    """JSON for a terminal: what would act there is escaped, letters of all languages are not."""
+    from titans.recall.text import printable
+
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if printable(c) == c else json.dumps(c)[1:-1] for c in text)

@@ -9,6 +9,8 @@ from typing import Any, TextIO
 
 from titans.errors import DataError, StoreError
 from titans.recall.memory import TextMemory
+from titans.recall.records import Record
+from titans.recall.text import parse_time
 
 FIELDS = ("id", "text", "speaker", "time", "metadata")
 
@@ -38,7 +40,13 @@ def import_records(
     lines: Iterable[str],
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Remember every line; lines that are there already change nothing. Returns what was new."""
+    """Remember every line; lines that are there already change nothing. Returns the number of new.
+
+    A line with an id is there if the id is. A line without one is there if a record with the same
+    text, speaker, time and metadata is, as far as the line gives them; two such lines in one file
+    are two records. So a file may be imported again, whole or mended after an error.
+    """
+    known = _Contents(memory.records())
     new = 0
     persistent = memory.persistent_texts
     added: list[str] = []
@@ -47,11 +55,12 @@ def import_records(
             continue
         values = _parse(line, number)
         if "persistent" in values:
-            if values["persistent"] not in persistent:
+            if values["persistent"] not in (*persistent, *added):
                 added.append(values["persistent"])
             continue
         try:
-            new += memory.remember(values.pop("text"), **values).is_new
+            if values.get("id") or not known.claim(values):
+                new += memory.remember(values.pop("text"), **values).is_new
         except DataError as error:
             raise DataError(f"line {number}: {error}") from error
         if progress is not None:
@@ -59,6 +68,28 @@ def import_records(
     if added:
         memory.persistent_texts = [*persistent, *added]
     return new
+
+
+class _Contents:
+    """The records of a scope by content. Each answers for one line of a file."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._by_text: dict[tuple[object, object], list[Record]] = {}
+        for record in records:
+            self._by_text.setdefault((record.text, record.speaker), []).append(record)
+
+    def claim(self, values: dict[str, Any]) -> bool:
+        """Whether a record with this content is left; it is taken out."""
+        try:
+            same = self._by_text.get((values["text"], values.get("speaker")), [])
+        except TypeError:  # a list as the text: `remember` says what is wrong with it
+            return False
+        time = None if values.get("time") is None else parse_time(values["time"])
+        for place, record in enumerate(same):
+            if time in (None, record.time) and values.get("metadata") in (None, record.metadata):
+                del same[place]
+                return True
+        return False
 
 
 def _parse(line: str, number: int) -> dict[str, Any]:
