@@ -1,4 +1,4 @@
-"""The documents: links, commands and code work, the log keeps its form, cli.md is today's help."""
+"""The documents: links, commands and code work, and the log keeps its form."""
 
 import re
 import shlex
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from titans.cli.main import build_parser
-from tools import cli_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md"))
@@ -53,10 +52,6 @@ def test_every_finding_cites_the_log() -> None:
     assert len(findings) >= 15
     for finding in findings:
         assert "](log/" in finding, finding
-
-
-def test_cli_page_is_the_help_of_today() -> None:
-    assert cli_page.PAGE.read_text() == cli_page.page(), "run `python tools/cli_page.py`"
 
 
 def commands(page: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Record the golden files: what the package computes, kept so that a change cannot go unnoticed.
 
     PYTHONPATH=src:tests JAXTYPING_DISABLE=1 OMP_NUM_THREADS=1 \
-        .venv/bin/python -m golden.record traces run shipped help
+        .venv/bin/python -m golden.record traces run shipped
 
 Run it only if a value is meant to change, and say why in the commit. Floats are kept in full: if
 `git diff` shows nothing after a recording on the same machine, nothing moved by a bit. The tests
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from golden import conversation, helps, run, shipped, states, traces
+from golden import conversation, run, shipped, states, traces
 from golden.files import DATA, write
 from titans.recall.encoder import MiniLMEncoder
 
@@ -38,14 +38,6 @@ def record_run() -> None:
 def record_shipped() -> None:
     """Every shipped checkpoint."""
     write("shipped.json", {path.name: shipped.describe(path) for path in shipped.FOLDERS})
-
-
-def record_help() -> None:
-    """`--help` of every command."""
-    shutil.rmtree(DATA / "help", ignore_errors=True)
-    (DATA / "help").mkdir(parents=True)
-    for command, text in helps.helps().items():
-        (DATA / "help" / f"{command.replace(' ', '-')}.txt").write_text(text, encoding="utf-8")
 
 
 def record_states() -> None:
@@ -85,7 +77,6 @@ PARTS: dict[str, Callable[[], None]] = {
     "traces": record_traces,
     "run": record_run,
     "shipped": record_shipped,
-    "help": record_help,
     "states": record_states,
     "store": record_store,
     "answers": record_answers,

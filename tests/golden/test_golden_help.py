@@ -1,12 +1,8 @@
-"""`--help` says what it said; a new command or flag is recorded with its change (record.py)."""
+"""`--help` says what docs/cli.md says; a changed flag changes the page in the same commit."""
 
-from golden.files import DATA
-from golden.helps import helps
+from tools import cli_page
 
 
 def test_help() -> None:
-    found = {f"{command.replace(' ', '-')}.txt": text for command, text in helps().items()}
-    recorded = {p.name: p.read_text(encoding="utf-8") for p in (DATA / "help").glob("*.txt")}
-    assert found.keys() == recorded.keys()
-    for name, text in found.items():
-        assert text == recorded[name], f"{name} changed: golden/record.py"
+    page = cli_page.PAGE.read_text(encoding="utf-8")
+    assert page == cli_page.page(), "help changed: run `python tools/cli_page.py`"
