@@ -1,0 +1,327 @@
+"""The online rule of one matrix, exactly, in blocks of tokens: block size changes only the speed.
+
+Every token corrects the error that the memory makes at that token, not at a chunk's start:
+
+    e_t = v_t - M k_t
+    R_t = r_t S_{t-1} + b_t e_t k_t^T                       surprise
+    M_t = (1 - alpha_t) M_{t-1} + p_t R_t,  S_t = h_t R_t   memory, and what momentum keeps
+
+in one of two forms, with b_t = 2 theta_t:
+
+    paper     M = M_{t-1}                  r = eta,        p = 1,        h = 1     eq. 12 to 14
+    bounded   M = (1 - alpha_t) M_{t-1}    r = 1 - alpha,  p = 1 - eta,  h = eta
+
+`paper` is `scan_memory` with one layer and chunks of one token. `bounded` keeps S as a backlog:
+surprise that is not yet written. A token forgets first, then writes the share 1 - eta of backlog
+and new surprise, so eta decides when a write arrives and never how much of it. For a constant eta
+and no forgetting both are one rule, with theta (1 - eta) in `paper` for theta in `bounded`. No
+gates and keys can make `bounded` run away (docs/decisions/0003-stabiliser.md), if keys have at most
+unit length and b_t is at most `largest_rate(eta_t)`.
+
+In a block, M_t = beta_t M + u_t S + sum_{s<=t} C[t, s] b_s e_s k_s^T with coefficients of the gates
+only (`mixing`), so the errors of a block solve one unit lower-triangular system.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional
+
+from titans.ops.checks import check_scan
+from titans.ops.eager import eager
+from titans.ops.layout import from_rows, to_rows
+from titans.ops.mixing import running_products, running_products_backward
+from titans.ops.options import ScanOptions
+from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.writes import Decision, make_trace, may_act
+
+OnlineForm = Literal["paper", "bounded"]
+BLOCK = 32
+"""Tokens per triangular system. Changes the speed, not the result."""
+
+
+def largest_rate(eta: Tensor) -> Tensor:
+    """The largest b_t = 2 theta_t with which the bounded form is safe: one half without momentum.
+
+    With it, `|M + S|^2 + |S|^2` grows by at most `b_t |v_t|^2` per token, whatever the gates.
+    """
+    square = eta.square()
+    return 0.5 * (1 - square) / (1 + square)
+
+
+@eager
+def scan_online(
+    queries: Float[Tensor, "batch time heads key_dim"],
+    keys: Float[Tensor, "batch time heads key_dim"],
+    values: Float[Tensor, "batch time heads value_dim"],
+    gates: Gates,
+    state: MemoryState,
+    *,
+    form: OnlineForm = "bounded",
+    mask: Bool[Tensor, "batch time"] | None = None,
+    write_mask: Bool[Tensor, "batch time"] | None = None,
+    options: ScanOptions | None = None,
+    block: int = BLOCK,
+) -> tuple[Float[Tensor, "batch time heads value_dim"], MemoryState, Trace]:
+    """Write `keys -> values` one by one and read after each; arguments as in `scan_memory`.
+
+    Of the options it knows momentum, forgetting, the write threshold and the order of reading.
+    """
+    options = options or ScanOptions()
+    check_scan(queries, keys, values, gates, state, 1, mask, write_mask, options)
+    if len(state.weights) != 1:
+        raise ValueError(f"scan_online needs a memory of one matrix, got {len(state.weights)}")
+    check_online(options)
+    batch, time = keys.shape[:2]
+    with torch.autocast(device_type=keys.device.type, enabled=False):
+        rows = [to_rows(t.to(state.dtype)) for t in (queries, keys, values, *gates)]
+        q, k, v, alpha, eta, theta = rows
+        acting = may_act(gates.step_size, options, mask=mask, write_mask=write_mask)
+        active = None if acting is None else to_rows(acting).to(state.dtype)
+        rates = make_rates(alpha, eta if options.momentum else None, 2 * theta, active, form)
+        matrix, backlog = state.weights[0].flatten(0, 1), state.momentum[0].flatten(0, 1)
+        base = state.initial_weights[0].flatten(0, 1)
+        if options.forget_towards == "initial":
+            matrix, v = matrix - base, v - k @ base.mT
+        start = torch.cat((matrix, backlog), dim=-1) if options.momentum else matrix
+        reads, errors, end = scan_rows(q, k, v, rates, start, options.read == "before", block)
+        matrix, *kept = end.split(k.shape[-1], dim=-1)
+        if options.forget_towards == "initial":
+            matrix, reads = matrix + base, reads + q @ base.mT
+        if mask is not None:
+            real = mask.repeat_interleave(state.num_heads, dim=0)[..., None]
+            reads, errors = reads * real, errors * real
+        loss = errors.square().sum(-1)
+        norm = 2 * (loss.sqrt() * k.norm(dim=-1)).detach()
+    weights = (matrix.unflatten(0, (batch, -1)),)
+    position = state.position + (time if mask is None else mask.sum(1))
+    state = state.replace(weights=weights, chunk_weights=weights, position=position)
+    if kept:
+        state = state.replace(momentum=(kept[0].unflatten(0, (batch, -1)),))
+    surprise = Surprise(from_rows(loss, batch), from_rows(norm, batch))
+    trace = make_trace(surprise, Decision(acting, acting, acting))
+    return from_rows(reads, batch).to(values.dtype), state, trace
+
+
+def check_online(options: ScanOptions) -> None:
+    """Refuse options of a chunk's gradients, which the online rule does not have."""
+    plain = ScanOptions()
+    unknown = ("loss", "residual", "max_grad_norm", "surprise_threshold", "step_limit", "gradient")
+    for name in unknown:
+        given, known = getattr(options, name), getattr(plain, name)
+        if given != known:
+            raise ValueError(
+                f"the online rule does not know {name}={given!r}; use {known!r}, or scan_memory"
+            )
+
+
+class _Momentum(NamedTuple):
+    """Per token `[n ...]`: the factors r, p and h of the module's first formulas."""
+
+    resume: Tensor
+    share: Tensor
+    hold: Tensor
+
+
+class Rates(NamedTuple):
+    """All that the gates decide, per token; one that does not write changes nothing."""
+
+    keep: Tensor
+    """1 - alpha."""
+    rate: Tensor
+    """b."""
+    seen: Tensor | None
+    """What is left of the memory when the error is taken; None: all."""
+    momentum: _Momentum | None
+
+    def map(self, cut: Any) -> "Rates":
+        """Apply `cut(tensor, what leaves a memory as it is)` to every tensor."""
+        momentum = self.momentum
+        if momentum is not None:
+            momentum = _Momentum(
+                cut(momentum.resume, 1.0), cut(momentum.share, 0.0), cut(momentum.hold, 1.0)
+            )
+        seen = None if self.seen is None else cut(self.seen, 1.0)
+        return Rates(cut(self.keep, 1.0), cut(self.rate, 0.0), seen, momentum)
+
+
+def make_rates(
+    alpha: Tensor, eta: Tensor | None, rate: Tensor, active: Tensor | None, form: OnlineForm
+) -> Rates:
+    """The factors of a form; `eta` is None without momentum, `active` zero for a no-op."""
+    keep = 1 - alpha
+    momentum = None
+    if eta is not None and form == "paper":
+        one = torch.ones_like(eta)
+        momentum = _Momentum(eta, one, one)
+    elif eta is not None:
+        momentum = _Momentum(keep, 1 - eta, eta)
+    rates = Rates(keep, rate, keep if form == "bounded" else None, momentum)
+    if active is None:
+        return rates
+    return rates.map(lambda t, neutral: neutral + active * (t - neutral))
+
+
+class _Mixed(NamedTuple):
+    """How the gates of a block mix its start and its writes."""
+
+    mix: Tensor
+    """C[t, s]: what is left in M_t of what token s wrote."""
+    from_start: list[Tensor]
+    """beta_t, and with momentum u_t: what is left in M_t of M and of S."""
+    last: list[Tensor]
+    """Per matrix of the state: what is left at the block's end of what token s wrote."""
+    carry: Tensor
+    """beta_b; with momentum also u_b, and what is left of S in S_b. `[n blocks 1 or 3]`."""
+
+
+def _mixed(rates: Rates) -> _Mixed:
+    decay = _products(rates.keep)
+    beta = decay[..., 0] * rates.keep[..., :1]
+    if rates.momentum is None:
+        return _Mixed(decay, [beta], [decay[..., -1, :]], beta[..., -1:])
+    resume, share, hold = rates.momentum
+    factor = resume * functional.pad(hold[..., :-1], (1, 0), value=1.0)
+    kept = _products(factor)
+    mix = (decay * share[..., None, :]) @ kept
+    first = factor[..., :1]
+    u = mix[..., 0] * first
+    last = hold[..., -1:] * kept[..., -1, :]
+    carry = torch.stack((beta[..., -1], u[..., -1], last[..., 0] * first[..., 0]), dim=-1)
+    return _Mixed(mix, [beta, u], [mix[..., -1, :], last], carry)
+
+
+def scan_rows(
+    q: Tensor, k: Tensor, v: Tensor, rates: Rates, start: Tensor, read_before: bool, block: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Reads and errors of all tokens, and the state after the last; `start` is M, or M and S."""
+    time = k.shape[1]
+    size = min(block, time)
+    missing = -time % size
+
+    def cut(t: Tensor, value: float = 0.0) -> Tensor:
+        padding = (0, missing) if t.ndim == 2 else (0, 0, 0, missing)
+        return functional.pad(t, padding, value=value).unflatten(1, (-1, size))
+
+    q, k, v, rates = cut(q), cut(k), cut(v), rates.map(cut)
+    mixed = _mixed(rates)
+    # What the memory before token t holds; the block's start is all of M and nothing of S.
+    before = functional.pad(mixed.mix[..., :-1, :], (0, 0, 1, 0))
+    starts = [
+        functional.pad(part[..., :-1], (1, 0), value=float(i == 0))
+        for i, part in enumerate(mixed.from_start)
+    ]
+    read_mix, read_starts = (before, starts) if read_before else (mixed.mix, mixed.from_start)
+    if rates.seen is not None:
+        before = before * rates.seen[..., None]
+        starts = [part * rates.seen for part in starts]
+    rate = rates.rate[..., None, :]
+    system = (before * (k @ k.mT) * rate).tril(-1)
+    wanted = torch.cat([v, *(part[..., None] * k for part in starts)], dim=-1)
+    eye = torch.eye(size, dtype=k.dtype, device=k.device)
+    solved = torch.linalg.solve_triangular(system + eye, wanted, upper=False, unitriangular=True)
+    values, held = solved.split((v.shape[-1], wanted.shape[-1] - v.shape[-1]), dim=-1)
+    reading = read_mix * (q @ k.mT) * rate
+    asked = torch.cat([part[..., None] * q for part in read_starts], dim=-1)
+    write = torch.cat([(part * rates.rate)[..., None] * k for part in mixed.last], dim=-1)
+    found, end = _Chain.apply(  # type: ignore[misc]
+        torch.cat((values, reading @ values), dim=2),
+        torch.cat((held, reading @ held - asked), dim=2),
+        write,
+        mixed.carry,
+        start,
+    )
+    errors, reads = (t.flatten(1, 2)[:, :time] for t in found.split(size, dim=2))
+    return reads, errors, end
+
+
+def _products(factors: Tensor) -> Tensor:
+    """Running products per block."""
+    return _RunningProducts.apply(factors.flatten(0, 1)).unflatten(0, factors.shape[:2])  # type: ignore[union-attr,no-any-return]
+
+
+class _RunningProducts(torch.autograd.Function):
+    """`running_products` with a derivative that divides by nothing: a factor may be zero."""
+
+    @staticmethod
+    def forward(ctx: Any, factors: Tensor) -> Tensor:
+        products = running_products(factors)
+        ctx.save_for_backward(products)
+        return products
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (products,) = ctx.saved_tensors
+        return running_products_backward(products, grad.clone())
+
+
+class _Chain(torch.autograd.Function):
+    """The part that runs from block to block, with P the state (M, or M and S side by side):
+
+        (errors, reads) = plain - held P^T
+        P = P carried on + errors^T write
+
+    Everything else of the scan is one batch of all blocks. Keeps P at every block's start.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, plain: Tensor, held: Tensor, write: Tensor, carry: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        size = write.shape[2]
+        found, starts = torch.empty_like(plain), []
+        for block in range(plain.shape[1]):
+            starts.append(state)
+            here = torch.baddbmm(plain[:, block], held[:, block], state.mT, alpha=-1)
+            found[:, block] = here
+            state = _carried(state, carry[:, block]).baddbmm_(here[:, :size].mT, write[:, block])
+        ctx.save_for_backward(held, write, carry, found, *starts)
+        return found, state
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_found, d_state = grads
+        held, write, carry, found, *starts = ctx.saved_tensors
+        size = write.shape[2]
+        d_plain = d_found.clone()
+        d_held, d_write, d_carry = map(torch.empty_like, (held, write, carry))
+        for block in reversed(range(held.shape[1])):
+            state, here = starts[block], d_plain[:, block]
+            d_write[:, block] = torch.bmm(found[:, block, :size], d_state)
+            here[:, :size].baddbmm_(write[:, block], d_state.mT)
+            d_held[:, block] = torch.bmm(here, state).neg_()
+            d_carry[:, block] = _d_carry(state, d_state, carry.shape[-1])
+            d_state = _carried_back(d_state, carry[:, block])
+            d_state = d_state.baddbmm_(here.mT, held[:, block], alpha=-1)
+        return d_plain, d_held, d_write, d_carry, d_state
+
+
+def _carried(state: Tensor, carry: Tensor) -> Tensor:
+    """beta M; with momentum beta M + u S and what is left of S."""
+    beta, *more = (part[:, None, None] for part in carry.unbind(-1))
+    if not more:
+        return state * beta
+    matrix, backlog = state.chunk(2, dim=-1)
+    return torch.cat((torch.addcmul(matrix * beta, backlog, more[0]), backlog * more[1]), dim=-1)
+
+
+def _carried_back(grad: Tensor, carry: Tensor) -> Tensor:
+    """The derivative of `_carried` by the state."""
+    beta, *more = (part[:, None, None] for part in carry.unbind(-1))
+    if not more:
+        return grad * beta
+    d_matrix, d_backlog = grad.chunk(2, dim=-1)
+    d_start = torch.addcmul(d_matrix * more[0], d_backlog, more[1])
+    return torch.cat((d_matrix * beta, d_start), dim=-1)
+
+
+def _d_carry(state: Tensor, grad: Tensor, count: int) -> Tensor:
+    """The derivative of `_carried` by its factors."""
+    matrix, *backlog = state.chunk(1 if count == 1 else 2, dim=-1)
+    d_matrix, *d_backlog = grad.chunk(1 if count == 1 else 2, dim=-1)
+    pairs = [(matrix, d_matrix)]
+    if count > 1:
+        pairs += [(backlog[0], d_matrix), (backlog[0], d_backlog[0])]
+    return torch.stack([(a * b).sum((-1, -2)) for a, b in pairs], dim=-1)
