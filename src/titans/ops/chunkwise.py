@@ -60,7 +60,7 @@ def scan_memory(
             tokens[4] = torch.zeros_like(tokens[4])
         active = may_act(tokens[5], options, write_mask=write_mask)
         active = None if active is None else active.to(dtype)
-        run = _Run(chunk_size, options)
+        run = ChunkRun(chunk_size, options)
         rows = align_rows(mask, keys.shape[1], state.position, chunk_size)
         if rows is None:
             outputs, state, trace = run.uniform(tokens, active, state)
@@ -69,8 +69,8 @@ def scan_memory(
     return outputs.to(result_dtype), state, trace
 
 
-class _Run:
-    """One call of `scan_memory`: the settings that its pieces share."""
+class ChunkRun:
+    """One call of a scan in chunks: brings rows to common borders, and runs them in pieces."""
 
     def __init__(self, chunk_size: int, options: ScanOptions) -> None:
         self.chunk_size = chunk_size
@@ -82,7 +82,7 @@ class _Run:
         """All rows stand at the same place in their chunk, and no token is masked."""
         time = tokens[0].shape[1]
         offset = int(state.position[0]) % self.chunk_size
-        pieces = _cut(time, offset, self.chunk_size)
+        pieces = cut(time, offset, self.chunk_size)
         outputs, state, trace, start = self._scan(tokens, active, state, pieces, offset > 0)
         closed = (offset + time) % self.chunk_size == 0
         state = state.replace(
@@ -155,7 +155,7 @@ class _Run:
         return from_rows(output, batch), state, trace, start
 
 
-def _cut(time: int, offset: int, chunk_size: int) -> tuple[int, ...]:
+def cut(time: int, offset: int, chunk_size: int) -> tuple[int, ...]:
     """Lengths of the chunks of a sequence that begins `offset` tokens into one."""
     pieces = []
     while time > 0:
