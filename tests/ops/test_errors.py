@@ -64,14 +64,6 @@ def call(**changes):
             "float64",
         ),
         (
-            {
-                "with": lambda g: {"values": g["values"] / 0},
-                "options": ScanOptions(check_finite=True),
-            },
-            ValueError,
-            "values has non-finite",
-        ),
-        (
             {"with": lambda g: {k: g[k].long() for k in ("queries", "keys", "values")}},
             ValueError,
             "floating point",

@@ -23,7 +23,7 @@ from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
-from titans.ops.functional import NetworkMemory
+from titans.ops.generic import NetworkMemory
 from titans.ops.writes import may_act
 
 STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)

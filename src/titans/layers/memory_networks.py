@@ -1,9 +1,9 @@
 """What a memory can be: the network whose weights are written at test time.
 
 `MLP` (and its special cases `linear` and `residual_mlp`) is a description; the layer holds its
-initial weights and the closed form of `ops.chunkwise` does the rest. `GatedMemory`,
+initial weights and the closed form of `ops.scan` does the rest. `GatedMemory`,
 `SwiGLUMemory` and `FactorisedMemory` are ordinary modules, as yours may be: they map
-`[..., dim]` to `[..., dim]` and run through the generic path of `ops.functional`.
+`[..., dim]` to `[..., dim]` and run through the generic path of `ops.generic`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,10 @@
-"""Refuse inputs of a memory scan that cannot be meant, naming the value and the fix."""
+"""The entrance of the public functions: they run eagerly, and refuse what cannot be meant.
+
+Every error names the value and the fix.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -6,6 +12,14 @@ from torch import Tensor
 from titans.errors import StateError
 from titans.ops.options import ScanOptions
 from titans.ops.state import Gates, MemoryState
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def eager(function: Function) -> Function:
+    """Run `function` as it is inside a compiled model: its own loop is compiled, if at all, by
+    `ScanOptions.compiled`."""
+    return torch.compiler.disable(function)  # type: ignore[return-value]
 
 
 def check_scan(
@@ -33,11 +47,6 @@ def check_scan(
                 f"got {given.dtype} {tuple(given.shape)}"
             )
     check_state(state, keys, values, options)
-    if options.check_finite:
-        named = {"queries": queries, "keys": keys, "values": values, **gates._asdict()}
-        for name, tensor in named.items():
-            if not torch.isfinite(tensor).all():
-                raise ValueError(f"{name} has non-finite entries; the state is left untouched")
 
 
 def _check_tokens(queries: Tensor, keys: Tensor, values: Tensor, gates: Gates) -> None:

@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from titans.ops.eager import eager
-from titans.ops.layout import from_rows, to_rows
-from titans.ops.mixing import running_products, running_products_backward
+from titans.ops.checks import eager
 from titans.ops.options import ScanOptions
+from titans.ops.scan.layout import from_rows, to_rows
+from titans.ops.scan.mixing import running_products, running_products_backward
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
 

@@ -24,13 +24,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from titans.ops.checks import check_scan
-from titans.ops.chunkwise import ChunkRun
-from titans.ops.eager import eager
-from titans.ops.layout import from_rows, to_rows
+from titans.ops.checks import check_scan, eager
 from titans.ops.online import check_online, make_rates, scan_rows
 from titans.ops.options import ScanOptions
-from titans.ops.ragged import align_rows
+from titans.ops.scan import ChunkRun
+from titans.ops.scan.layout import from_rows, to_rows
+from titans.ops.scan.plan import align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
 

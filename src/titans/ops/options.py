@@ -56,8 +56,6 @@ class ScanOptions:
     """`truncated` takes inner gradients at detached weights: no second order through them."""
     compiled: bool = False
     """Run the chunk step through `torch.compile` (first call is slow, later ones faster)."""
-    check_finite: bool = False
-    """Refuse non-finite inputs. Costs a pass over them."""
 
     def __post_init__(self) -> None:
         _one_of("loss", self.loss, ("l2", "huber", "lp"))

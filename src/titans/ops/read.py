@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from titans.errors import StateError
-from titans.ops.chunk_math import with_ones
-from titans.ops.layout import bias_pattern, from_rows, stack, to_rows
+from titans.ops.scan.chunk import with_ones
+from titans.ops.scan.layout import bias_pattern, from_rows, stack, to_rows
 from titans.ops.state import MemoryState
 
 

@@ -1,6 +1,6 @@
 """Chunk-parallel memory scan: the path used for training and for reading long inputs.
 
-Equal to `ops.reference_options.scan_memory`; tests/ops/test_chunkwise.py compares outputs, final
+Equal to `ops.reference_options.scan_memory`; tests/ops/test_scan.py compares outputs, final
 state, trace and every gradient. Pure: no parameters, no globals. Derivation: ops/README.md.
 """
 
@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans.ops.checks import check_scan
-from titans.ops.chunk_scan import ChunkScan
-from titans.ops.eager import eager
-from titans.ops.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
+from titans.ops.checks import check_scan, eager
 from titans.ops.options import ScanOptions
-from titans.ops.plan import Plan
-from titans.ops.ragged import RaggedRows, align_rows
+from titans.ops.scan.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
+from titans.ops.scan.loop import ChunkScan
+from titans.ops.scan.plan import Plan, RaggedRows, align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
 

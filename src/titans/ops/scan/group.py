@@ -1,20 +1,37 @@
-"""The loop over chunks as one autograd function with a hand-written backward.
+"""A few chunks of one length: written one after the other, read and differentiated together.
 
-Forward keeps the memory at chunk borders and a few vectors per token; backward goes through the
-chunks in reverse and applies the closed-form derivative of `ops.chunk_math`. So memory grows by
-one set of weights per border and never by a matrix per token.
+Small chunks have small matmuls; what does not depend on the order is done for a group at once.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from titans.ops import chunk_math as cm
-from titans.ops import mixing
-from titans.ops.joined import (
+from titans.ops.options import ScanOptions
+from titans.ops.scan import mixing
+from titans.ops.scan.chunk import (
+    Gradients,
+    ReadRows,
+    carry_memory,
+    grad_norm_squared,
+    loss_value,
+    read_chunk,
+    read_rows,
+    take_gradients,
+)
+from titans.ops.scan.chunk_backward import (
+    CarryGrads,
+    GradientGrads,
+    Kept,
+    ReadGrads,
+    carry_memory_backward,
+    read_chunk_backward,
+    restore_gradients,
+    restore_read,
+    take_gradients_backward,
+)
+from titans.ops.scan.layout import (
     chunk_part,
     cut_rows,
     join_chunks,
@@ -25,9 +42,8 @@ from titans.ops.joined import (
     repeat_rows,
     uncut_rows,
 )
-from titans.ops.options import ScanOptions
-from titans.ops.plan import SMALL_CHUNK, Plan, Tokens
-from titans.ops.stabilise import project_on_gradients, stabilise
+from titans.ops.scan.plan import Plan, Tokens
+from titans.ops.scan.stabiliser import project_on_gradients, stabilise
 from titans.ops.writes import acting_gates, decide, needs_loss, needs_norm, product
 
 
@@ -43,7 +59,7 @@ class GroupResult(NamedTuple):
     factor: Tensor | None
     """What theta was multiplied by, as joined rows; None: one everywhere."""
     trace: "GroupTrace"
-    kept: cm.Kept
+    kept: Kept
 
 
 class GroupTrace(NamedTuple):
@@ -65,7 +81,7 @@ def chunk_start(packed: list[Tensor], base: list[Tensor] | None, plan: Plan) -> 
 class Written(NamedTuple):
     """One chunk after its writes, before its reads."""
 
-    recall: cm.Recall
+    gradients: Gradients
     mixed: mixing.Coefficients
     theta: Tensor
     active: Tensor | None
@@ -87,22 +103,22 @@ def write_chunk(
 
     `mixed` is None where it hangs on what the tokens meet, and is made here.
     """
-    biased, options = list(plan.biased), plan.options
+    biased, options = plan.biased, plan.options
     at = chunk_start(packed, base, plan) if start is None else start
-    recall = cm.recall_keys(tokens.keys, tokens.values, at, biased, options)
-    loss = cm.loss_value(recall.residue, options) if needs_loss(options) else None
-    squared = cm.grad_norm_squared(recall, options) if needs_norm(options) else None
+    gradients = take_gradients(tokens.keys, tokens.values, at, biased, options)
+    loss = loss_value(gradients.residue, options) if needs_loss(options) else None
+    squared = grad_norm_squared(gradients, options) if needs_norm(options) else None
     active, is_written, factor = decide(tokens.active, loss, squared, options)
     if mixed is None:
         mixed = mixing.coefficients(*acting_gates(tokens.alpha, tokens.eta, active), active)
     theta = tokens.theta if factor is None else tokens.theta * factor
     if options.step_limit is not None:
         assert squared is not None
-        moved = project_on_gradients(recall, packed, start, base, options)
-        stable = stabilise(tokens.eta, theta, squared, recall, mixed, moved, options)
+        moved = project_on_gradients(gradients, packed, start, base, options)
+        stable = stabilise(tokens.eta, theta, squared, gradients, mixed, moved, options)
         factor, theta = product(factor, stable), theta * stable
-    after = cm.carry_state(packed, recall, mixed, theta, plan.written, into)
-    return Written(recall, mixed, theta, active, is_written, factor, squared), after
+    after = carry_memory(packed, gradients, mixed, theta, plan.written, into)
+    return Written(gradients, mixed, theta, active, is_written, factor, squared), after
 
 
 def group_forward(
@@ -125,23 +141,26 @@ def group_forward(
         memories.add(packed)
         written.append(found)
     before = memories.joined()
-    recall = join_tuples([w.recall for w in written])
+    gradients = join_tuples([w.gradients for w in written])
     mixed = join_tuples([w.mixed for w in written]) if mixed is None else mixed
     theta = join_chunks([w.theta for w in written])
     queries = cut_rows(tokens.queries, count)
-    rows = cm.read_rows(mixed, theta, plan.options)
-    read = cm.read_memory(
-        queries, recall, rows, before, repeat_rows(base, count), list(plan.biased), plan.written
+    rows = read_rows(mixed, theta, plan.options)
+    read = read_chunk(
+        queries, gradients, rows, before, repeat_rows(base, count), plan.biased, plan.written
     )
     outputs = read.pre[-1] + queries if plan.options.residual else read.pre[-1]
-    kept = cm.Kept(recall.pre, recall.back, recall.residue, read.pre[:-1], read.similar, mixed)
-    active, factor = (join_or_none([w[i] for w in written]) for i in (3, 5))
-    trace = _group_trace(recall, written, factor, count, plan.options)
+    kept = Kept(
+        gradients.pre, gradients.back, gradients.residue, read.pre[:-1], read.similar, mixed
+    )
+    active = join_or_none([w.active for w in written])
+    factor = join_or_none([w.factor for w in written])
+    trace = _group_trace(gradients, written, factor, count, plan.options)
     return GroupResult(uncut_rows(outputs, count), packed, before, active, factor, trace, kept)
 
 
 def _group_trace(
-    recall: cm.Recall,
+    gradients: Gradients,
     written: list[Written],
     factor: Tensor | None,
     count: int,
@@ -149,12 +168,12 @@ def _group_trace(
 ) -> GroupTrace:
     squared = join_or_none([w.norm_squared for w in written])
     if squared is None:
-        squared = cm.grad_norm_squared(recall, options)
+        squared = grad_norm_squared(gradients, options)
     by_surprise = None
     if options.surprise_threshold is not None:
         by_surprise = join_or_none([w.written for w in written])
     return GroupTrace(
-        uncut_rows(cm.loss_value(recall.residue, options), count),
+        uncut_rows(loss_value(gradients.residue, options), count),
         uncut_rows(squared.sqrt(), count),
         None if by_surprise is None else uncut_rows(by_surprise, count),
         None if factor is None else uncut_rows(factor, count),
@@ -229,7 +248,7 @@ def group_backward(
     grads: Incoming,
     tokens: Tokens,
     factor: Tensor | None,
-    kept: cm.Kept,
+    kept: Kept,
     memories: list[Tensor],
     count: int,
     start: list[Tensor] | None,
@@ -240,23 +259,23 @@ def group_backward(
 
     `tokens.active` and `factor` are those that `group_forward` arrived at, as joined rows.
     """
-    biased, options = list(plan.biased), plan.options
+    biased, options = plan.biased, plan.options
     cut = Tokens(*(None if t is None else cut_rows(t, count) for t in tokens[:6]), tokens.active)  # type: ignore[arg-type]
-    recall = cm.restore_recall(cut.keys, kept, biased, options)
+    gradients = restore_gradients(cut.keys, kept, biased, options)
     alpha, eta = acting_gates(cut.alpha, cut.eta, cut.active)
     theta = cut.theta if factor is None else cut.theta * factor
     mixed = kept.mixed
-    rows = cm.read_rows(mixed, theta, options)
-    read = cm.restore_read(cut.queries, kept, biased)
+    rows = read_rows(mixed, theta, options)
+    read = restore_read(cut.queries, kept, biased)
     d_outputs = cut_rows(grads.outputs, count)
-    by_read = cm.read_memory_backward(
-        d_outputs, read, recall, rows, memories, repeat_rows(base, count), biased, plan.written
+    by_read = read_chunk_backward(
+        d_outputs, read, gradients, rows, memories, repeat_rows(base, count), biased, plan.written
     )
     d_base = None
     if by_read.base is not None:
         d_base = [b.unflatten(0, (count, -1)).sum(0) for b in by_read.base]
 
-    writes = _WritesBackward(by_read, recall, mixed, theta, base, plan, count)
+    writes = _WritesBackward(by_read, gradients, mixed, theta, base, plan, count)
     d_packed, d_start = grads.packed, grads.start
     for number in range(count - 1, -1, -1):
         loss = None
@@ -285,17 +304,17 @@ class _WritesBackward:
 
     def __init__(
         self,
-        by_read: cm.ReadGrads,
-        recall: cm.Recall,
+        by_read: ReadGrads,
+        gradients: Gradients,
         mixed: mixing.Coefficients,
         theta: Tensor,
         base: list[Tensor] | None,
         plan: Plan,
         count: int,
     ) -> None:
-        self.by_read, self.recall, self.mixed, self.theta = by_read, recall, mixed, theta
+        self.by_read, self.gradients, self.mixed, self.theta = by_read, gradients, mixed, theta
         self.base, self.plan, self.count = base, plan, count
-        self.found: list[tuple[cm.RecallGrads, cm.CarryGrads]] = []
+        self.found: list[tuple[GradientGrads, CarryGrads]] = []
 
     def chunk(
         self,
@@ -308,36 +327,36 @@ class _WritesBackward:
     ) -> tuple[list[Tensor], list[Tensor] | None]:
         """Derivatives by the memory before a chunk, and by its start weights."""
         count = self.count
-        recall = part_of_tuple(self.recall, number, count)
+        gradients = part_of_tuple(self.gradients, number, count)
         mixed = part_of_tuple(self.mixed, number, count)
         theta = chunk_part(self.theta, number, count)
         written = self.plan.written
-        by_carry = cm.carry_state_backward(d_packed, packed, recall, mixed, theta, written)
+        by_carry = carry_memory_backward(d_packed, packed, gradients, mixed, theta, written)
         read_inputs, read_deltas, read_packed = (
             [chunk_part(x, number, count) for x in group]
             for group in (self.by_read.inputs, self.by_read.deltas, self.by_read.packed)
         )
-        by_recall = cm.recall_keys_backward(
+        by_recall = take_gradients_backward(
             [a.add_(b) for a, b in zip(by_carry.inputs, read_inputs, strict=True)],
             [a.add_(b) for a, b in zip(by_carry.deltas, read_deltas, strict=True)],
             d_loss,
-            recall,
+            gradients,
             chunk_start(packed, self.base, self.plan) if start is None else start,
-            list(self.plan.biased),
+            self.plan.biased,
             self.plan.options,
         )
         self.found.append((by_recall, by_carry))
         before = [a.add_(b) for a, b in zip(by_carry.packed, read_packed, strict=True)]
         return before, _sum_lists(by_recall.start, d_start)
 
-    def joined(self) -> tuple[Tensor, Tensor, cm.CarryGrads]:
+    def joined(self) -> tuple[Tensor, Tensor, CarryGrads]:
         """Derivatives by keys and values, and by the gates at chunk ends, as joined rows."""
         recalls, carries = zip(*reversed(self.found), strict=True)
         numbers = [join_chunks([c[field] for c in carries]) for field in range(3, 8)]
         return (
             join_chunks([r.keys for r in recalls]),
             join_chunks([r.values for r in recalls]),
-            cm.CarryGrads([], [], [], *numbers),
+            CarryGrads([], [], [], *numbers),
         )
 
 
@@ -351,8 +370,8 @@ def _add_start(d_packed: list[Tensor], d_base: list[Tensor] | None, d_start: lis
 
 
 def _gates_backward(
-    by_rows: cm.ReadRows,
-    by_carry: cm.CarryGrads,
+    by_rows: ReadRows,
+    by_carry: CarryGrads,
     gates: mixing.GateValues,
     mixed: mixing.Coefficients,
     options: ScanOptions,
@@ -383,132 +402,3 @@ def _sum_lists(first: list[Tensor] | None, second: list[Tensor] | None) -> list[
     if first is None or second is None:
         return second if first is None else first
     return [a + b for a, b in zip(first, second, strict=True)]
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> tuple[Callable[..., GroupResult], Callable[..., GroupGrads]]:
-    return torch.compile(group_forward, dynamic=False), torch.compile(group_backward, dynamic=False)
-
-
-def _group_functions(
-    options: ScanOptions,
-) -> tuple[Callable[..., GroupResult], Callable[..., GroupGrads]]:
-    return _compiled() if options.compiled else (group_forward, group_backward)
-
-
-class Border(NamedTuple):
-    """What is kept of a group for its backward."""
-
-    begin: int
-    packed: list[Tensor]
-    memories: list[Tensor] | None
-    """The memory before each chunk, as joined rows; None where it is to be replayed."""
-    active: Tensor | None
-    factor: Tensor | None
-    kept: cm.Kept
-
-
-class ChunkScan(torch.autograd.Function):
-    """All pieces of a plan, one after the other.
-
-    Inputs after the plan: the seven `Tokens`, then per layer the packed weights and momentum,
-    the open chunk's start weights (if resumed), the initial weights (if they matter).
-    Outputs: outputs, the four of `GroupTrace` (empty if None), then per layer the packed memory
-    after the last token and the weights at the start of the last piece.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:  # noqa: D102
-        tokens, packed, start, base = _unpack(plan, tensors)
-        run, _ = _group_functions(plan.options)
-        outputs: list[Tensor] = []
-        traces: list[GroupTrace] = []
-        borders: list[Border] = []
-        begin, given, last = 0, start, packed
-        for group in plan.groups:
-            length = plan.pieces[group.start]
-            end = begin + length * len(group)
-            given = start if group.start == 0 and plan.resumed else None
-            found = run(tokens.slice(begin, end), len(group), packed, given, base, plan)
-            if any(ctx.needs_input_grad):
-                memories = found.memories if length >= SMALL_CHUNK else None
-                borders.append(
-                    Border(begin, packed, memories, found.active, found.factor, found.kept)
-                )
-            last = [chunk_part(m, len(group) - 1, len(group)) for m in found.memories]
-            packed, begin = found.packed, end
-            outputs.append(found.outputs)
-            traces.append(found.trace)
-        last_start = chunk_start(last, base, plan) if given is None else given
-        ctx.plan, ctx.borders = plan, borders
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        output = torch.cat(outputs, dim=1)
-        trace = [
-            output.new_zeros(0) if same[0] is None else torch.cat(same, dim=1)
-            for same in zip(*traces, strict=True)
-        ]
-        ctx.mark_non_differentiable(*trace[1:])
-        return output, *trace, *packed, *(w.clone() for w in last_start)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(  # noqa: D102  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grads: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
-        tokens, packed, start, base = _unpack(plan, ctx.saved_tensors)
-        run, run_backward = _group_functions(plan.options)
-        d_outputs, d_loss = grads[:2]
-        d_packed = _or_zeros(grads[5 : 5 + plan.depth], packed)
-        d_start = _or_none(grads[5 + plan.depth :], chunk_start(packed, base, plan))
-        if d_outputs is None:
-            d_outputs = torch.zeros_like(tokens.values)
-        d_tokens = [torch.empty_like(t) for t in tokens[:6]]  # type: ignore[arg-type]
-        d_base = [torch.zeros_like(b) for b in base] if base is not None else None
-        end = tokens.keys.shape[1]
-        for group, border in zip(reversed(plan.groups), reversed(ctx.borders), strict=True):
-            part = tokens.slice(border.begin, end)
-            given = start if group.start == 0 and plan.resumed else None
-            memories = border.memories
-            if memories is None:
-                memories = run(part, len(group), border.packed, given, base, plan).memories
-            by_loss = None if d_loss is None else d_loss[:, border.begin : end]
-            found = run_backward(
-                Incoming(d_outputs[:, border.begin : end], by_loss, d_packed, d_start),
-                part._replace(active=border.active),
-                border.factor,
-                border.kept,
-                memories,
-                len(group),
-                given,
-                base,
-                plan,
-            )
-            for whole, piece in zip(d_tokens, found.tokens[:6], strict=True):
-                whole[:, border.begin : end] = piece  # type: ignore[assignment]
-            d_packed, d_start, end = found.packed, found.start, border.begin
-            if d_base is not None and found.base is not None:
-                d_base = [a.add_(b) for a, b in zip(d_base, found.base, strict=True)]
-        by_start = (d_start or [None] * plan.depth) if plan.resumed else []
-        return (None, *d_tokens, None, *d_packed, *by_start, *(d_base or []))
-
-
-def _unpack(
-    plan: Plan, tensors: tuple[Tensor | None, ...]
-) -> tuple[Tokens, list[Tensor], list[Tensor] | None, list[Tensor] | None]:
-    # Detached: `torch.compile` looks at the .grad of what it is given, and warns.
-    plain = [None if t is None else t.detach() for t in tensors]
-    tokens, rest, depth = Tokens(*plain[:7]), plain[7:], plan.depth  # type: ignore[arg-type]
-    packed = rest[:depth]
-    start = rest[depth : 2 * depth] if plan.resumed else None
-    base = rest[-depth:] if plan.has_base else None
-    return tokens, packed, start, base  # type: ignore[return-value]
-
-
-def _or_zeros(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(grads, like, strict=True)]
-
-
-def _or_none(grads: tuple[Tensor | None, ...], like: list[Tensor]) -> list[Tensor] | None:
-    return None if all(g is None for g in grads) else _or_zeros(grads, like)

@@ -1,8 +1,8 @@
 """Any network as the memory: the same recurrence with gradients from `torch.func`.
 
-Slower than `ops.chunkwise`, and it forms every token's weights: chunk by chunk the per-token
+Slower than `ops.scan`, and it forms every token's weights: chunk by chunk the per-token
 gradients come from `vmap(grad)`, momentum and weights from associative scans over the chunk.
-Tested against `ops.reference_options` (an MLP written as a module) in tests/ops/test_functional.py.
+Tested against `ops.reference_options` (an MLP written as a module) in tests/ops/test_generic.py.
 """
 
 import copy
@@ -13,11 +13,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from titans.ops.chunk_math import loss_value
-from titans.ops.layout import from_rows, to_rows
 from titans.ops.options import ScanOptions
-from titans.ops.ragged import align_rows
-from titans.ops.scan import associative_scan
+from titans.ops.scan.chunk import loss_value
+from titans.ops.scan.layout import from_rows, to_rows
+from titans.ops.scan.plan import align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import (
     acting_gates,
@@ -283,3 +282,47 @@ def _where(rows: Tensor, yes: Sequence[Tensor], no: Sequence[Tensor]) -> list[Te
 
 def _rows(flat: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     return tuple(t.unflatten(0, (batch, -1)) for t in flat)
+
+
+def associative_scan(
+    factors: Float[Tensor, "time *dims"],
+    terms: Float[Tensor, "time *dims"],
+    initial: Float[Tensor, "*dims"] | None = None,
+) -> Float[Tensor, "time *dims"]:
+    """All x_t of `x_t = factors_t x_{t-1} + terms_t` in a logarithmic number of steps.
+
+    Pairs (a, b) compose as (a2 a1, a2 b1 + b2), which is associative; neighbours are merged,
+    the half as long sequence is solved, and the rest is filled in (Blelloch). Equal to
+    the loop over time (tests/ops/test_associative.py).
+
+    Args:
+        initial: x before the first step; zero if not given.
+    """
+    if factors.shape != terms.shape:
+        raise ValueError(
+            f"factors and terms must have one shape, got {tuple(factors.shape)} and "
+            f"{tuple(terms.shape)}"
+        )
+    if initial is not None and len(terms):
+        terms = torch.cat([(terms[0] + factors[0] * initial)[None], terms[1:]])
+    return _scan_pairs(factors, terms)
+
+
+def _scan_pairs(factors: Tensor, terms: Tensor) -> Tensor:
+    time = len(terms)
+    if time < 2:
+        return terms
+    # Merge tokens (0, 1), (2, 3), ...; the scan of the merged ones gives every second x.
+    even_factors, odd_factors = factors[0 : time - 1 : 2], factors[1::2]
+    even_terms, odd_terms = terms[0 : time - 1 : 2], terms[1::2]
+    odd = _scan_pairs(odd_factors * even_factors, torch.addcmul(odd_terms, odd_factors, even_terms))
+    # The others follow from their left neighbour by one step.
+    later = factors[2::2]
+    even = torch.cat([terms[:1], torch.addcmul(terms[2::2], later, odd[: len(later)])])
+    return _interleave(even, odd)
+
+
+def _interleave(even: Tensor, odd: Tensor) -> Tensor:
+    """even[0], odd[0], even[1], odd[1], ..."""
+    pairs = torch.stack([even[: len(odd)], odd], dim=1).flatten(0, 1)
+    return pairs if len(even) == len(odd) else torch.cat([pairs, even[-1:]])

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from test_chunkwise import OPTIONS
 
-from support.parity import assert_parity, memory_inputs, random_mask
+from support.parity import OPTIONS, assert_parity, memory_inputs, random_mask
 from titans.ops import Gates, ScanOptions, Trace, reference_options, step
 
 

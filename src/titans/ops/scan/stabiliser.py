@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from titans.ops.chunk_math import Recall, written_pairs
-from titans.ops.mixing import Coefficients
 from titans.ops.options import ScanOptions
+from titans.ops.scan.chunk import Gradients, written_pairs
+from titans.ops.scan.mixing import Coefficients
 from titans.ops.writes import momentum_to_come, stable_step
 
 
@@ -26,7 +26,7 @@ class Moved(NamedTuple):
 
 
 def project_on_gradients(
-    recall: Recall,
+    gradients: Gradients,
     packed: list[Tensor],
     start: list[Tensor] | None,
     base: list[Tensor] | None,
@@ -41,7 +41,7 @@ def project_on_gradients(
     for layer, both in enumerate(packed):
         if not written[layer]:
             continue
-        a, delta = recall.inputs[layer], recall.deltas[layer]
+        a, delta = gradients.inputs[layer], gradients.deltas[layer]
         weight, *momentum = both.chunk(2 if options.momentum else 1, dim=-1)
         by_weights.append((torch.bmm(a, weight.mT) * delta).sum(-1))
         for half in momentum:
@@ -59,7 +59,7 @@ def stabilise(
     eta: Tensor,
     theta: Tensor,
     squared: Tensor,
-    recall: Recall,
+    gradients: Gradients,
     mixed: Coefficients,
     moved: Moved,
     options: ScanOptions,
@@ -70,10 +70,10 @@ def stabilise(
     chunk wrote: a unit lower-triangular system in the writes.
     """
     tiny = torch.finfo(theta.dtype).tiny
-    twice_by_size = 2 / recall.deltas[-1].square().sum(-1).clamp_min(tiny)
+    twice_by_size = 2 / gradients.deltas[-1].square().sum(-1).clamp_min(tiny)
     limit = stable_step(eta, theta, squared, twice_by_size, options)
     kernel = None
-    for a, delta in written_pairs(recall, options):
+    for a, delta in written_pairs(gradients, options):
         layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
         kernel = layer if kernel is None else kernel.add_(layer)
     assert kernel is not None

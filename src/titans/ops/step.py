@@ -1,20 +1,19 @@
 """One token at a time: the update of the memory formed explicitly, for decoding.
 
-Equal to `ops.scan_memory` on a sequence of one (tests/ops/test_decode.py), and faster there.
+Equal to `ops.scan_memory` on a sequence of one (tests/ops/test_step.py), and faster there.
 """
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans.ops import chunk_math as cm
-from titans.ops import mixing
-from titans.ops.checks import check_scan
-from titans.ops.eager import eager
-from titans.ops.layout import bias_pattern, pack, stack, unstack
+from titans.ops.checks import check_scan, eager
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
-from titans.ops.stabilise import project_on_gradients, stabilise
+from titans.ops.scan import mixing
+from titans.ops.scan.chunk import Gradients, grad_norm_squared, loss_value, take_gradients
+from titans.ops.scan.layout import bias_pattern, pack, stack, unstack
+from titans.ops.scan.stabiliser import project_on_gradients, stabilise
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, acting_gates, decide, make_trace, may_act, product
 
@@ -82,19 +81,19 @@ def _absorb(
     start = stack(chunk_weights)
     if options.gradient == "truncated":
         start = [w.detach() for w in start]
-    recall = cm.recall_keys(key[:, None], value[:, None], start, list(biased), options)
-    loss = cm.loss_value(recall.residue, options)
+    gradients = take_gradients(key[:, None], value[:, None], start, biased, options)
+    loss = loss_value(gradients.residue, options)
     gates = (alpha[:, None], eta[:, None], theta[:, None])
     with torch.no_grad():
-        squared = cm.grad_norm_squared(recall, options)
+        squared = grad_norm_squared(gradients, options)
         flat = None if active is None else active.flatten()[:, None]
         decision = decide(flat, loss.detach(), squared, options)
         if options.step_limit is not None:
-            decision = _stabilised(decision, squared, gates, recall, start, state, options)
+            decision = _stabilised(decision, squared, gates, gradients, start, state, options)
     acting = acting_gates(gates[0], gates[1], decision.active)
     theta = gates[2] if decision.factor is None else gates[2] * decision.factor
 
-    weights, momentum = _write(state, recall, (*acting, theta), decision.active, options)
+    weights, momentum = _write(state, gradients, (*acting, theta), decision.active, options)
     read_from = weights if options.read == "after" else stack(state.weights)
     output = apply_layers(query[:, None], read_from, biased)[:, 0]
     output = (output + query if options.residual else output).unflatten(0, (batch, heads))
@@ -116,7 +115,7 @@ def _stabilised(
     decision: Decision,
     squared: Tensor,
     gates: tuple[Tensor, Tensor, Tensor],
-    recall: cm.Recall,
+    gradients: Gradients,
     start: list[Tensor],
     state: MemoryState,
     options: ScanOptions,
@@ -126,15 +125,15 @@ def _stabilised(
     base = stack(state.initial_weights) if options.forget_towards == "initial" else None
     mixed = mixing.coefficients(alpha, eta, None)
     packed = pack(state, base, options.momentum)
-    moved = project_on_gradients(recall, packed, start, base, options)
+    moved = project_on_gradients(gradients, packed, start, base, options)
     theta = theta if decision.factor is None else theta * decision.factor
-    stable = stabilise(eta, theta, squared, recall, mixed, moved, options)
+    stable = stabilise(eta, theta, squared, gradients, mixed, moved, options)
     return decision._replace(factor=product(decision.factor, stable))
 
 
 def _write(
     state: MemoryState,
-    recall: cm.Recall,
+    gradients: Gradients,
     gates: tuple[Tensor, Tensor, Tensor],
     active: Tensor | None,
     options: ScanOptions,
@@ -145,9 +144,9 @@ def _write(
         stack(state.weights),
         stack(state.momentum),
         stack(state.initial_weights),
-        recall.deltas,
-        recall.inputs,
-        options.written_layers(len(recall.deltas)),
+        gradients.deltas,
+        gradients.inputs,
+        options.written_layers(len(gradients.deltas)),
         strict=True,
     )
     weights, momentum = [], []

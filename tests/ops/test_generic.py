@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from test_chunkwise import OPTIONS
 from torch import Tensor, nn
 
-from support.parity import assert_parity, memory_inputs, random_mask
+from support.parity import OPTIONS, assert_parity, memory_inputs, random_mask
 from titans.ops import MemoryState, ScanOptions, reference_options
-from titans.ops.functional import NetworkMemory
+from titans.ops.generic import NetworkMemory
 
 
 class ModuleMLP(nn.Module):
