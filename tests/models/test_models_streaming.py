@@ -1,11 +1,15 @@
 """Any split of the input, any padding and any interruption gives the same logits as one pass."""
 
+import copy
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from support.models import CASES, tiny_config, tiny_model, tiny_tokens
@@ -210,3 +214,46 @@ def test_damaged_cache_file_is_refused(tmp_path: Path) -> None:
         TitansCache.load(path)
     with pytest.raises(StateError, match="no such file"):
         TitansCache.load(tmp_path / "nothing")
+
+
+def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    model, ids = tiny_model("mac"), torch.arange(6)[None]
+    model(ids, use_cache=True).past_key_values.save(path)
+    again = copy.deepcopy(model)
+    expected = again(ids, past_key_values=TitansCache.load(path)).logits
+    assert torch.equal(model(ids, past_key_values=TitansCache.load(path)).logits, expected)
+    with torch.no_grad():
+        model.model.layers[0].feed_forward.parameters().__next__()[0, 0] += 1e-3
+    with pytest.raises(StateError, match="written by a model with other weights"):
+        model(ids, past_key_values=TitansCache.load(path))
+    on_purpose = TitansCache.load(path)
+    on_purpose.written_by = None
+    # What goes on with other weights belongs to them from then on.
+    moved = model(ids, past_key_values=on_purpose).past_key_values
+    moved.save(path)
+    model(ids, past_key_values=TitansCache.load(path))
+
+
+def test_a_state_without_a_digest_still_loads(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    model, ids = tiny_model("mac"), torch.arange(6)[None]
+    cache = model(ids, use_cache=True).past_key_values
+    notes = {"format": "titans.cache", "version": "1", "columns": "6"}
+    tensors = {name: tensor.clone() for name, tensor in cache.named_tensors().items()}
+    save_file(tensors, path, {**notes, "layout": json.dumps(cache.layout)})
+    loaded = TitansCache.load(path)
+    expected = model(ids, past_key_values=cache.fork()).logits
+    assert torch.equal(model(ids, past_key_values=loaded).logits, expected)
+
+
+@pytest.mark.parametrize("layers", [10**9, 3, 0, -1, 2.5, "2", None])
+def test_a_state_that_claims_other_layers_is_refused_at_once(layers: object, tmp_path) -> None:
+    path = tmp_path / "s.safetensors"
+    cache = tiny_model("mac").new_cache(1)
+    cache.layout = {**cache.layout, "num_hidden_layers": layers}
+    cache.save(path)
+    begun = time.monotonic()
+    with pytest.raises(StateError, match="layers are claimed, 2 are there"):
+        TitansCache.load(path)
+    assert time.monotonic() - begun < 1

@@ -164,6 +164,7 @@ def _cache(model, args: argparse.Namespace):
         return model.new_cache(1)
     cache = TitansCache.load(args.state_in).to(args.device)
     cache.check_fits(model.config)
+    cache.check_writer(model.model)
     if cache.batch != 1:
         raise DataError(f"{args.state_in}: holds {cache.batch} rows; titans generate takes one")
     return cache

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
+from weakref import ReferenceType
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from titans.errors import StateError
-from titans.files import read_tensors_and_notes, write_tensors
+from titans.files import read_tensors_and_notes, tensors_digest, write_tensors
 from titans.layers.attention import KeyValues
 from titans.layers.memory_state import NeuralMemoryState
 from titans.models.config import TitansConfig
@@ -160,6 +161,11 @@ class TitansCache:
         """`position` of all rows, where it is the same; known without asking the device."""
         self.columns = 0
         """Columns of input seen, padding included: what Hugging Face calls the sequence length."""
+        self.model: ReferenceType[nn.Module] | None = None
+        """The model that makes this state; `save` notes which weights it has."""
+        self.written_by: str | None = None
+        """Digest of the model that wrote a loaded state, until a model has been checked against it;
+        set it to None to go on with other weights on purpose."""
 
     @property
     def batch(self) -> int:
@@ -178,6 +184,10 @@ class TitansCache:
     def get_max_cache_shape(self) -> int | None:
         """No limit: the state does not grow."""
         return None
+
+    def __getstate__(self) -> dict[str, object]:
+        """For copies in other processes, which have the model at another place."""
+        return {**self.__dict__, "model": None}
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "TitansCache":
         """A new cache with `fn` applied to every tensor."""
@@ -270,6 +280,9 @@ class TitansCache:
     def save(self, path: str | Path) -> None:
         """Write a safetensors file from which any process can continue (`load`)."""
         notes = {"layout": json.dumps(self.layout), "columns": str(self.columns)}
+        model = None if self.model is None else self.model()
+        if model is not None:
+            notes["model"] = tensors_digest(model.state_dict())
         write_tensors(path, self.named_tensors(), FORMAT, FORMAT_VERSION, notes)
 
     @classmethod
@@ -281,16 +294,13 @@ class TitansCache:
             layout = {"memory_gate_kernel": 0, **json.loads(notes["layout"])}
             progress = _Progress(*(named.pop(name) for name in _Progress._fields))
             columns = int(notes["columns"])
-            groups: list[dict[str, Tensor]] = [{} for _ in range(layout["num_hidden_layers"])]
-            for name, tensor in named.items():
-                _, number, rest = name.split(".", 2)
-                groups[int(number)][rest] = tensor
-            blocks = [BlockState.from_named_tensors(group) for group in groups]
+            blocks = _blocks(named, layout["num_hidden_layers"])
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise StateError(f"{path}: damaged cache file ({error})") from error
         cache = cls(blocks, progress.position.shape[0], layout, progress.position.device)
         cache.position, cache.digest, cache.pending = progress
         cache.columns, cache.is_pending = columns, bool(cache.pending.any())
+        cache.written_by = notes.get("model")
         cache.start = int(cache.position[0]) if _all_equal(cache.position) else None
         return cache
 
@@ -302,6 +312,30 @@ class TitansCache:
                     f"the cache was made with {name}={self.layout.get(name)!r}, this model has "
                     f"{wanted!r}: start a new cache, or load the model that made it"
                 )
+
+    def check_writer(self, model: nn.Module) -> None:
+        """Raise `StateError` if a model with other weights wrote the file this comes from."""
+        if self.written_by is None:
+            return
+        digest = tensors_digest(model.state_dict())
+        if digest != self.written_by:
+            raise StateError(
+                f"the state was written by a model with other weights ({self.written_by[:12]}, "
+                f"this model has {digest[:12]}): load the model that made it, or start anew"
+            )
+        self.written_by = None
+
+
+def _blocks(named: dict[str, Tensor], num_layers: object) -> list[BlockState]:
+    """The layers' states from the tensors' full names."""
+    groups: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in named.items():
+        _, number, rest = name.split(".", 2)
+        groups.setdefault(int(number), {})[rest] = tensor
+    # Before anything is built: a damaged file may claim any number of layers.
+    if num_layers != len(groups) or sorted(groups) != list(range(len(groups))):
+        raise ValueError(f"{num_layers} layers are claimed, {len(groups)} are there")
+    return [BlockState.from_named_tensors(groups[number]) for number in range(len(groups))]
 
 
 def layout_of(config: TitansConfig) -> dict[str, object]:

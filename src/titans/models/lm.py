@@ -6,6 +6,7 @@ Nothing recurrent hides in the modules: what a call leaves behind is in the retu
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +145,9 @@ class TitansModel(TitansPreTrainedModel):
     def new_cache(self, batch: int = 1) -> TitansCache:
         """A cache at the start of a stream, for `batch` rows."""
         layout = layout_of(self.config)
-        return TitansCache(self._initial_states(batch), batch, layout, self.device)
+        cache = TitansCache(self._initial_states(batch), batch, layout, self.device)
+        cache.model = None if torch.compiler.is_compiling() else ref(self)
+        return cache
 
     def forward(
         self,
@@ -231,6 +234,7 @@ class TitansModel(TitansPreTrainedModel):
                 f"{type(cache).__name__}"
             )
         cache.check_fits(self.config)
+        cache.check_writer(self)
         if cache.batch != batch:
             raise StateError(
                 f"the cache holds {cache.batch} rows, the input has {batch}; "
@@ -238,6 +242,7 @@ class TitansModel(TitansPreTrainedModel):
             )
         if cache.is_pending:
             cache.restart_pending(self._initial_states(batch))
+        cache.model = None if torch.compiler.is_compiling() else ref(self)
         return cache
 
 

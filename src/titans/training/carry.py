@@ -27,7 +27,10 @@ class CarriedStates:
 
         A copy: parts of a state may be views of parameters, which the optimizer changes in place.
         """
-        self.caches[index] = cache.map(_copy)
+        kept = cache.map(_copy)
+        # A checkpoint holds states and weights together, each with a checksum.
+        kept.model = None
+        self.caches[index] = kept
 
     def drop(self) -> None:
         """Forget everything: the next windows start from the initial memory."""
