@@ -66,7 +66,7 @@ def test_state_carries_a_text_into_another_call(
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["nowhere", "--prompt", "x"], 1, "no config.json there"),
+        (["nowhere", "--prompt", "x"], 1, "is no checkpoint: it has no config.json"),
         (["{checkpoint}", "--prompt", ""], 1, "the prompt is empty"),
         (["{checkpoint}", "--prompt", "x", "--top-p", "2"], 2, "top_p must lie in (0, 1], got 2"),
         (["{checkpoint}", "--prompt", "x", "--state-in", "gone"], 1, "gone: no such file"),

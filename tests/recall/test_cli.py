@@ -1,5 +1,7 @@
 import io
 import json
+import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.models import tiny_model
 from titans.cli.main import COMMANDS, main
 from titans.recall.generator import SMOLLM_INSTALL
 
@@ -177,3 +180,61 @@ def test_a_damaged_store_leaves_the_old_backup(
     assert main(["memory", "export", str(backup)]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert backup.read_text() == kept
+
+
+def test_a_store_does_not_choose_its_encoder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Path
+):
+    main(["remember", "I like tea.", "--encoder", "hashing:64"])
+    evil = write_foreign_model(tmp_path / "evil")
+    with sqlite3.connect(store) as db:
+        db.execute("UPDATE meta SET value = ? WHERE key = 'encoder_setting'", (str(evil),))
+    db.close()
+    for words in (["recall", "tea"], ["memory", "stats"], ["remember", "More tea."]):
+        capsys.readouterr()
+        assert main(words) == 1
+        assert f"name it again with --encoder {evil}" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def write_foreign_model(folder: Path) -> Path:
+    """A model whose Python code leaves a mark when it runs."""
+    folder.mkdir()
+    classes = {"AutoConfig": "code.C", "AutoModel": "code.M", "AutoModelForCausalLM": "code.M"}
+    config = {"model_type": "foreign", "auto_map": classes}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokens = {"tokenizer_class": "T", "auto_map": {"AutoTokenizer": ["code.T", "code.T"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    mark = folder.parent / "ran"
+    (folder / "code.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["encoder", "llm", "tokenizer", "checkpoint", "generation"])
+def test_code_of_a_model_folder_never_runs(
+    kind: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Hugging Face asks on the terminal whether it may: nobody is asked, however stdin answers."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    evil = write_foreign_model(tmp_path / "evil")
+    if kind in ("checkpoint", "generation"):
+        tiny_model("mac").save_pretrained(tmp_path / "model")
+        if kind == "generation":
+            (tmp_path / "model" / "custom_generate").mkdir()
+            shutil.copy(evil / "code.py", tmp_path / "model" / "custom_generate" / "generate.py")
+        for name in ("tokenizer_config.json", "code.py"):
+            shutil.copy(evil / name, tmp_path / "model")
+    config = tmp_path / "run.yaml"
+    config.write_text(f"data:\n  path: {config}\n  tokenizer: {evil}\n")
+    words = {
+        "encoder": ["remember", "x", "--encoder", str(evil)],
+        "llm": ["chat", "--llm", f"hf:{evil}"],
+        "tokenizer": ["train", str(config)],
+    }.get(kind, ["generate", str(tmp_path / "model"), "--prompt", "x"])
+    capsys.readouterr()
+    assert main(words) in (1, 2)
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    if kind in ("encoder", "llm"):
+        assert "allow it with --trust-remote-code" in err
+    assert not (tmp_path / "ran").exists()

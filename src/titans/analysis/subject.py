@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from titans.analysis.records import Trace
 from titans.analysis.text import read_text, tokenize, unknown_share
 from titans.analysis.tracing import Limits, trace
 from titans.errors import CheckpointError
 from titans.models import TitansForCausalLM
+from titans.models.checkpoint import find_checkpoint, load_model, load_tokenizer
 
 WHOLE_TEXT = 4 << 20
 """Bytes; a smaller text is tokenized before it is read, so that its length is known."""
@@ -28,26 +29,14 @@ class Subject:
     @classmethod
     def load(cls, folder: str | Path) -> "Subject":
         """A folder that `titans train` or `save_pretrained` wrote."""
-        folder = Path(folder)
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(
-                f"{folder} is no checkpoint: it has no config.json. Give the folder that "
-                "`titans train` wrote, such as runs/mac/checkpoints/last"
-            )
-        model = TitansForCausalLM.from_pretrained(folder).eval()
+        folder = find_checkpoint(folder)
+        model = load_model(folder).eval()
         if not model.config.has_memory:
             raise CheckpointError(
                 f"{folder} holds a {model.config.variant!r} model, a baseline without a neural "
                 "memory: there is nothing to look at. Give a model of variant lmm, mac, mag or mal"
             )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"{folder}: no tokenizer beside the model ({str(error).splitlines()[0]}); save "
-                "one with tokenizer.save_pretrained(folder)"
-            ) from error
-        return cls(_name(folder), model, tokenizer)
+        return cls(_name(folder), model, load_tokenizer(folder))
 
     def read(
         self,

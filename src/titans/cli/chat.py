@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from titans.errors import GeneratorError
 
     try:
-        llm = load_llm(args.llm, args.url)
+        llm = load_llm(args.llm, args.url, trust_remote_code=args.trust_remote_code)
     except GeneratorError as error:
         print(f"titans chat: {error}", file=sys.stderr)
         return 2
@@ -50,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
         return _Chat(memory, llm, args.speaker, args.json).loop()
 
 
-def load_llm(name: str, url: str | None = None) -> "TextGenerator":
+def load_llm(
+    name: str, url: str | None = None, *, trust_remote_code: bool = False
+) -> "TextGenerator":
     """A model by its short name: smollm, gguf:FILE, hf:NAME, openai:MODEL, echo."""
     from titans.errors import ConfigError
     from titans.recall import generator
@@ -64,7 +66,7 @@ def load_llm(name: str, url: str | None = None) -> "TextGenerator":
         if kind == "gguf":
             return generator.GGUFGenerator(rest)
         if kind == "hf":
-            return generator.HuggingFaceGenerator(rest)
+            return generator.HuggingFaceGenerator(rest, trust_remote_code=trust_remote_code)
         return generator.OpenAIGenerator(rest, url=url)
     raise ConfigError(f"--llm {name!r}: use smollm, gguf:FILE, hf:NAME, openai:MODEL or echo")
 

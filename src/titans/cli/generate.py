@@ -7,21 +7,21 @@ was, and `--state-in` goes on from it in another process.
 import argparse
 import sys
 
-from titans.errors import CheckpointError, DataError
+from titans.errors import DataError
 from titans.files import read_text
 
 EXAMPLES = """examples:
-  titans generate runs/mac/checkpoint --prompt "Once upon a time" --max-new-tokens 200
-  titans generate runs/mac/checkpoint --prompt-file book.txt --max-new-tokens 0 --state-out b.st
-  titans generate runs/mac/checkpoint --state-in b.st --prompt "Who is Ahab?" --json
-  cat letter.txt | titans generate runs/mac/checkpoint --temperature 0
+  titans generate runs/mac --prompt "Once upon a time" --max-new-tokens 200
+  titans generate runs/mac --prompt-file book.txt --max-new-tokens 0 --state-out b.st
+  titans generate runs/mac --state-in b.st --prompt "Who is Ahab?" --json
+  cat letter.txt | titans generate runs/mac --temperature 0
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.epilog = EXAMPLES
-    parser.add_argument("checkpoint", help="folder that `titans train` or save_pretrained wrote")
+    parser.add_argument("checkpoint", help="folder of a run, or one that save_pretrained wrote")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="text to continue")
     source.add_argument("--prompt-file", help="file with the text; - is standard input")
@@ -124,26 +124,10 @@ def _prompt(args: argparse.Namespace) -> str:
 
 def _load(args: argparse.Namespace):
     """Model and tokenizer of a checkpoint folder."""
-    from pathlib import Path
+    from titans.models.checkpoint import load
 
-    from transformers import AutoTokenizer
-
-    from titans.models import TitansForCausalLM
-
-    folder = Path(args.checkpoint)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder}: no config.json there; give the folder that `titans train` wrote its "
-            "checkpoint to"
-        )
-    model = TitansForCausalLM.from_pretrained(folder).to(args.device).eval()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{folder}: no tokenizer beside the model ({str(error).splitlines()[0]}); save one "
-            "with tokenizer.save_pretrained(folder)"
-        ) from error
+    model, tokenizer = load(args.checkpoint)
+    model.to(args.device)
     model.set_memory_mode(args.memory)
     if args.write_threshold is not None:
         model.set_write_threshold(args.write_threshold)

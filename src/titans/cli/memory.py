@@ -5,7 +5,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from titans.cli.store_options import add_store_options, as_json, open_memory
+from titans.cli.store_options import (
+    add_store_options,
+    add_trust_option,
+    as_json,
+    open_memory,
+)
 
 EXAMPLES = """examples:
   titans memory stats --json
@@ -56,6 +61,7 @@ def _configure_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint (.safetensors)")
     parser.add_argument("--preset", choices=["classic"], default="classic")
     parser.add_argument("--encoder", default="minilm")
+    add_trust_option(parser)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--second-order", action="store_true", help="differentiate through writes")
@@ -176,7 +182,7 @@ def _train(args: argparse.Namespace) -> dict[str, object]:
 
         report = train_checkpoint(
             args.out,
-            load_encoder(args.encoder),
+            load_encoder(args.encoder, trust_remote_code=args.trust_remote_code),
             classic(args.encoder).neural,
             texts,
             questions,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
-    """Declare --store, --scope, --preset, --encoder and --checkpoint."""
+    """Declare which store, scope, preset, encoder and checkpoint."""
     parser.add_argument(
         "--store", type=Path, help="the store's file (TITANS_STORE, else the user's data folder)"
     )
@@ -23,7 +23,17 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--encoder", help="minilm, hashing, or a Hugging Face model by name or path (minilm)"
     )
+    add_trust_option(parser)
     parser.add_argument("--checkpoint", help="what `titans memory train` wrote")
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --trust-remote-code, without which no code of a Hugging Face model is run."""
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python code that a Hugging Face model brings; read it first",
+    )
 
 
 def default_store() -> Path:
@@ -45,7 +55,7 @@ def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextM
     import torch
 
     from titans.errors import StoreError
-    from titans.recall import TextMemory, preset
+    from titans.recall import TextMemory, load_encoder, preset
 
     # A second thread makes one short text slower, not faster.
     torch.set_num_threads(1)
@@ -59,7 +69,10 @@ def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextM
         config = config.change(encoder=args.encoder)
     if args.checkpoint:
         config = config.change(checkpoint=args.checkpoint)
-    return TextMemory(path, args.scope, config)
+    encoder = None
+    if args.trust_remote_code:
+        encoder = load_encoder(config.encoder, trust_remote_code=True)
+    return TextMemory(path, args.scope, config, encoder=encoder)
 
 
 def as_json(value: object) -> str:

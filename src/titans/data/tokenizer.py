@@ -49,8 +49,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if path.is_file():
         return _load_file(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # `tokenizers` raises plain `Exception`s
         reason = str(error).strip().split("\n")[0]
         raise DataError(
             f"no tokenizer at {name!r}: give `bytes`, a folder or tokenizer.json file, "

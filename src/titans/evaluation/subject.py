@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from titans.data.tasks.records import IntArray
 from titans.data.tokenizer import count_bytes, encode_document
-from titans.errors import CheckpointError, ConfigError, DataError, TitansError
+from titans.errors import CheckpointError, ConfigError, DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import ModelCard
 from titans.models import TitansCache, TitansConfig, TitansForCausalLM
+from titans.models.checkpoint import find_checkpoint, load_config, load_model, load_tokenizer
 
 READ_WINDOW = 2_048
 """Tokens given to the model at a time."""
@@ -112,14 +113,13 @@ class ModelSubject:
         Args:
             settings: fields of the configuration to change for inference (`write_threshold`).
         """
-        folder = Path(path)
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} is no checkpoint: it has no config.json")
-        config = with_settings(_read_config(folder), settings or {})
-        model = TitansForCausalLM.from_pretrained(folder, config=config)
+        folder = find_checkpoint(path)
+        model = load_model(folder, with_settings(load_config(folder), settings or {}))
         has_tokenizer = (folder / "tokenizer.json").is_file()
-        tokenizer = _read_tokenizer(folder) if has_tokenizer else None
-        return cls(model, tokenizer, name=folder.resolve().name, window=window)
+        tokenizer = load_tokenizer(folder) if has_tokenizer else None
+        # Of a run it is the run that has a name, not its newest checkpoint.
+        name = (folder if folder == Path(path) else Path(path)).resolve().name
+        return cls(model, tokenizer, name=name, window=window)
 
     @property
     def config(self) -> TitansConfig:
@@ -291,27 +291,6 @@ def with_settings(config: TitansConfig, settings: dict[str, object]) -> TitansCo
     for field, value in settings.items():
         _check_setting(field, value)
     return TitansConfig.from_dict({**config.to_dict(), **settings})
-
-
-def _read_config(folder: Path) -> TitansConfig:
-    try:
-        return TitansConfig.from_pretrained(folder)
-    except TitansError:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / 'config.json'} is no configuration of a model ({error}): copy the "
-            "checkpoint again"
-        ) from error
-
-
-def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # `tokenizers` raises plain `Exception`s
-        raise CheckpointError(
-            f"{folder / 'tokenizer.json'} is no tokenizer ({error}): copy the checkpoint again"
-        ) from error
 
 
 def _check_setting(field: str, value: object) -> None:

@@ -20,7 +20,7 @@ from titans.layers.norm import RMSNorm
 from titans.layers.rows import Rows, compact, scatter_back, take_columns
 from titans.models.block import Block, BlockOutput
 from titans.models.cache import BlockState, TitansCache, extend_digest, layout_of, own_storage
-from titans.models.checkpoint import (
+from titans.models.checkpoint_files import (
     AUTO_MAP,
     align_parameters,
     check_loading,
@@ -80,7 +80,7 @@ class TitansPreTrainedModel(PreTrainedModel):
         """Nothing to do: `save_pretrained` writes the file that Auto classes need."""
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Hugging Face's, and the files of `titans.models.checkpoint`."""
+        """Hugging Face's, and the files of `titans.models.checkpoint_files`."""
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
@@ -90,6 +90,8 @@ class TitansPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
         """Hugging Face's, but a weight that is missing, left over or damaged is an error."""
         wants_info = kwargs.pop("output_loading_info", False)
+        # A folder may hold Python code that changes how a model generates; ours needs none.
+        kwargs["trust_remote_code"] = False
         try:
             if Path(name).is_dir():
                 verify_checksums(Path(name))

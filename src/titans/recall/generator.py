@@ -103,7 +103,7 @@ class OpenAIGenerator:
 class HuggingFaceGenerator:
     """A local model, by the name or path that transformers takes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, trust_remote_code: bool = False) -> None:
         try:
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError as error:
@@ -112,9 +112,17 @@ class HuggingFaceGenerator:
             ) from error
         self.name = name
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(name)
-            self._model: Any = AutoModelForCausalLM.from_pretrained(name).eval()
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                name, trust_remote_code=trust_remote_code
+            )
+            model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=trust_remote_code)
+            self._model: Any = model.eval()
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise GeneratorError(
+                    f"{name} brings Python code of its own, which is not run: read it, then allow "
+                    "it with --trust-remote-code"
+                ) from error
             raise GeneratorError(f"{name} cannot be loaded: {error}") from error
 
     def stream(self, prompt: str, system: str) -> Iterator[str]:

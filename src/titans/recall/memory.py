@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from titans.errors import DataError, StoreError
 from titans.recall import forget as forgetting
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
-from titans.recall.encoder import Encoder, load_encoder
+from titans.recall.encoder import Encoder, is_built_in, load_encoder
 from titans.recall.features import make_query
 from titans.recall.fusion import load_fusion
 from titans.recall.generator import TextGenerator, answer
@@ -74,6 +74,12 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         self.store = SQLiteStore(path)
         try:
             self.config = _stored_config(self.store, config)
+            if config is None and encoder is None and not is_built_in(self.config.encoder):
+                raise StoreError(
+                    f"{self.store.path} was written with the encoder {self.config.encoder!r}, "
+                    "which is not built in. A store does not choose what is loaded: name it again "
+                    f"with --encoder {self.config.encoder} (in Python: encoder or config)"
+                )
             self.encoder = encoder or load_encoder(self.config.encoder)
             self.neural = NeuralScope(self.encoder.dim, self.config.neural, self.config.checkpoint)
             self._claim()
