@@ -105,7 +105,7 @@ def test_odd_texts_are_refused(
     for content, message in (
         (b"", "is empty: there is nothing to analyse"),
         (b"\x7fELF\x02\x01\x00\x00", "not a text: byte 6 is zero"),
-        (b"\xff\xd8\xff\xe0", "not UTF-8 text: byte 0 is 0xff"),
+        (b"\xff\xd8\xff\xe0", "not UTF-8 text at byte 0 (0xff)"),
         (b"x", "the text has 1 token, and at least 2 are needed"),
     ):
         odd.write_bytes(content)

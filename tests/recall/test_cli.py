@@ -67,7 +67,7 @@ def test_upkeep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 def test_an_import_that_is_not_text_is_one_line(capsys, tmp_path: Path):
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "\xff"}')
     assert main(["memory", "import", str(tmp_path / "bad.jsonl"), "--encoder", "hashing"]) == 1
-    assert "bad.jsonl is not UTF-8 text" in capsys.readouterr().err
+    assert "bad.jsonl: not UTF-8 text at byte 10" in capsys.readouterr().err
 
 
 def test_train_writes_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path):
