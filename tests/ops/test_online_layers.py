@@ -167,9 +167,12 @@ def test_split_anywhere_is_one_pass(depth: int) -> None:
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("chunk", [2, 16, 256])
 def test_the_loss_stays_below_nine_times_the_value(depth: int, chunk: int) -> None:
-    """Keys near each other, random values, random gates of the largest legal steps."""
+    """Keys near each other, random values, random gates of the largest legal steps.
+
+    The loss of a chunk is taken at its start, so only later chunks show what was learned.
+    """
     torch.manual_seed(0)
-    time, dim = 256, 8
+    time, dim = 4 * max(chunk, 64), 8
     keys = functional.normalize(torch.eye(dim)[0] + 0.1 * torch.randn(1, time, 1, dim), dim=-1)
     values = 4 * functional.normalize(torch.randn(1, time, 1, dim), dim=-1)
     eta = torch.rand(1, time, 1)
