@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -336,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--resume", type=Path, help="keep the training here, and go on from it")
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args(arguments)
-    settings = {k: yaml.safe_load(v) for k, v in (s.split("=", 1) for s in args.set)}
+    settings = apply_settings({}, args.set)
     torch.manual_seed(args.seed)
     config = config_for(args.rule, args.dim, settings)
     model = Zoo(config).train()

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from titans.data.batch import IGNORED, Batch
 from titans.models import TitansForCausalLM
-from titans.training.config_file import load_config
+from titans.training.config import load_config
 from titans.training.display import Display
 from titans.training.optim import build_optimizer, clip_gradients
 from titans.training.trainer import Trainer

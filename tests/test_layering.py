@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "titans"
 
-ROOT = {"errors", "files"}
+ROOT = {"errors", "files", "settings"}
 """Modules beside the packages, which every package may import and which import none of them."""
 
 MAY_IMPORT: dict[str, set[str]] = {

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from titans.data.synthetic import TOKEN_TASKS
@@ -28,6 +27,7 @@ from titans.evaluation.lengths import format_length
 from titans.evaluation.records import Record, Score
 from titans.evaluation.subject import ModelSubject, weights_digest
 from titans.files import read_text, write_text
+from titans.settings import apply_settings, to_yaml
 from tools.stages import CONFIG_NAME, LOG_NAME, Stage, read_stage, read_stages
 
 ROOT = Path(__file__).parent.parent
@@ -70,8 +70,7 @@ def ship(
         folder.mkdir(exist_ok=True)
         shutil.copy(stage / LOG_NAME, folder)
         config = {**_without_folders(read_stage(stage).config), "out": f"runs/{target.name}"}
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        write_text(folder / CONFIG_NAME, text)
+        write_text(folder / CONFIG_NAME, to_yaml(config))
     write_text(target / "README.md", write_card(target, results))
     for file in target.rglob("*"):
         if file.is_file() and file.stat().st_size > MAX_BYTES:
@@ -234,7 +233,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--words", action="store_true", help="add the needle task's tokenizer")
     args = parser.parse_args(words)
-    settings = {name: yaml.safe_load(v) for name, _, v in (s.partition("=") for s in args.set)}
     if not args.card and args.target is None:
         parser.error("give RUN and TARGET, or --card CHECKPOINT")
     try:
@@ -242,7 +240,11 @@ def main(words: Sequence[str] | None = None) -> int:
             write_text(args.card / "README.md", write_card(args.card))
         else:
             ship(
-                args.run, args.target, earlier=args.after, settings=settings, with_words=args.words
+                args.run,
+                args.target,
+                earlier=args.after,
+                settings=apply_settings({}, args.set),
+                with_words=args.words,
             )
     except TitansError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from titans.errors import DataError
 from titans.evaluation.training_log import Trained, read_training
+from titans.settings import read_yaml
 
 CONFIG_NAME, LOG_NAME = "config.yaml", "log.jsonl"
 
@@ -56,7 +55,7 @@ def read_stages(folder: Path) -> list[Stage]:
 
 def read_stage(run: Path) -> Stage:
     """A run's configuration and what its training took."""
-    config = yaml.safe_load((run / CONFIG_NAME).read_text(encoding="utf-8"))
+    config = read_yaml(run / CONFIG_NAME)
     trained = read_training(run / LOG_NAME)
     if trained is None:
         raise DataError(f"{run / LOG_NAME} has no training step: a card could not state the cost")

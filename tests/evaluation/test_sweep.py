@@ -293,7 +293,7 @@ def test_a_training_that_diverges_does_not_end_the_sweep(
         ),
         (
             ("samples: 4}", "samples: 4}\n    settings: {write_treshold: 0.1}"),
-            "settings of evaluation 'needle': the model's configuration has no 'write_treshold'",
+            "settings of evaluation 'needle': unknown key write_treshold",
         ),
         (("model.memory_conv_kernel=0", "nonsense=3"), "row 'no conv': unknown key nonsense"),
         (("memory_conv_kernel=0", "memory_depth=0"), "row 'no conv': model section: memory_depth"),

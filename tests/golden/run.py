@@ -7,8 +7,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from golden.names import run_tree
+from titans.settings import build
 from titans.training.config import RunConfig
-from titans.training.config_file import build
 from titans.training.records import read_log
 from titans.training.trainer import Trainer
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from titans.settings import apply_settings, build
 from titans.training.config import RunConfig
-from titans.training.config_file import apply_setting, build
 from titans.training.records import TIMES, Record, read_log
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew strong tea".split()
@@ -44,8 +44,7 @@ def tiny_config(folder: Path, *settings: str, variant: str = "swa") -> RunConfig
         "checkpoint": {"every": 4},
         "log": {"every": 2, "held_out_every": 4, "held_out_batches": 2, "tensorboard": False},
     }
-    for setting in settings:
-        apply_setting(tree, setting)
+    apply_settings(tree, settings)
     if not (folder / "corpus.jsonl").exists():
         write_corpus(folder)
     return build(RunConfig, tree)

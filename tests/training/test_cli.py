@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from titans.cli.main import main
+from titans.settings import to_yaml
 from titans.training.checkpoint import Checkpoint, CheckpointFolder
-from titans.training.config import RunConfig
-from titans.training.config_file import load_config, to_yaml
+from titans.training.config import RunConfig, load_config
 from titans.training.meter import Meter
 from titans.training.trainer import Trainer
 from training.runs import timeless, tiny_config

@@ -10,9 +10,9 @@ import yaml
 from titans.data.tokenizer import encode_document, load_tokenizer
 from titans.errors import ConfigError
 from titans.models import TitansForCausalLM
+from titans.settings import apply_settings, build, read_yaml, to_yaml
 from titans.training.build import model_config
-from titans.training.config import RunConfig
-from titans.training.config_file import apply_setting, build, load_config, read_yaml, to_yaml
+from titans.training.config import RunConfig, load_config
 from titans.training.trainer import Trainer
 from titans.training.tuning import load_space
 from training.runs import write_corpus
@@ -83,7 +83,7 @@ def reduced(path: Path, folder: Path) -> RunConfig:
         "log.held_out_batches=1",
         "log.sample_tokens=8",
     ):
-        apply_setting(tree, setting)
+        apply_settings(tree, [setting])
     tree.pop("start_from", None)
     data, train = tree["data"], tree["train"]
     assert isinstance(data, dict) and isinstance(train, dict)
@@ -132,7 +132,7 @@ def test_spaces_name_real_settings(path: Path) -> None:
     tree = yaml.safe_load((FOLDER / "mqar-lmm.yaml").read_text())
     for choice in load_space(path):
         value = choice.choices[0] if choice.choices else choice.low
-        apply_setting(tree, f"{choice.name}={value}")
+        apply_settings(tree, [f"{choice.name}={value}"])
     config = build(RunConfig, tree)
     model_config(config.model, vocab_size=256)
 
@@ -145,7 +145,7 @@ def test_spaces_name_real_settings(path: Path) -> None:
             "unknown key train.learning_rat; did you mean train.learning_rate",
         ),
         ("trian.steps=1", "unknown key trian; did you mean train"),
-        ("zzz=1", "the keys here are: checkpoint, data, log, model, out, seed, start_from, train"),
+        ("zzz=1", "known: checkpoint, data, log, model, out, seed, start_from, train"),
         ("train.steps=many", "train.steps must be of type int, got 'many'"),
         ("train.steps=0", "train.steps must be at least 1, got 0"),
         ("train.warmup_steps=5000", r"train.warmup_steps \(5000\) must be below train.steps"),
@@ -159,7 +159,7 @@ def test_spaces_name_real_settings(path: Path) -> None:
         ("data.source=poems", "data.source must be one of text, mqar"),
         ("data.task.length=3", "are for synthetic tasks"),
         ("log.sample_prompt=", "log.sample_prompt must be of type str, got None"),
-        ("nonsense", "--set takes section.key=value, got 'nonsense'"),
+        ("nonsense", "--set takes FIELD=VALUE, such as train.steps=500; got 'nonsense'"),
     ],
 )
 def test_mistakes_are_named(setting: str, message: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from titans.models import TitansForCausalLM
-from titans.training.config_file import to_yaml
+from titans.settings import to_yaml
 from titans.training.records import read_log
 from titans.training.trainer import Trainer
 from training.runs import timeless, tiny_config

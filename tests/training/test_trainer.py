@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 
 from titans.errors import CheckpointError, ConfigError, FileError
 from titans.models import TitansForCausalLM
+from titans.settings import to_yaml
 from titans.training.config import TrainConfig
-from titans.training.config_file import to_yaml
 from titans.training.diagnosis import NonFiniteLoss
 from titans.training.optim import GROUPS, group_of
 from titans.training.records import read_log
@@ -335,7 +335,7 @@ def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
 def test_a_killed_trainer_leaves_no_lock(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "data.num_workers=1", "train.steps=100000")
     code = (
-        "import sys; from titans.training.config_file import load_config;"
+        "import sys; from titans.training.config import load_config;"
         "from titans.training.trainer import Trainer; Trainer(load_config(sys.argv[1])).fit()"
     )
     (tmp_path / "c.yaml").write_text(to_yaml(config))

@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     from titans.evaluation.registry import build_task
     from titans.evaluation.runner import run_task
     from titans.evaluation.subject import ModelSubject
+    from titans.settings import apply_settings
 
     options = {k: v for k, v in vars(args).items() if k not in SHARED and v is not None}
     task = build_task(args.task, options)
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     check_data(task)
     if args.task == "locomo":
         return _run_locomo(task, args)
-    settings = dict(_setting(text) for text in args.set)
+    settings = apply_settings({}, args.set)
     subject = ModelSubject.load(args.model, window=args.window, settings=settings)
     path = None if args.json is None or str(args.json) == "-" else args.json
     record = run_task(
@@ -237,23 +238,6 @@ def _command(args: argparse.Namespace) -> str:
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             words += [flag, shown]
     return shlex.join(words)
-
-
-def _setting(text: str) -> tuple[str, object]:
-    from titans.errors import ConfigError
-
-    name, found, value = text.partition("=")
-    if not found:
-        raise ConfigError(f"--set wants FIELD=VALUE, got {text!r}")
-    words = {"none": None, "true": True, "false": False}
-    if value.lower() in words:
-        return name, words[value.lower()]
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
 
 
 def _lengths(text: str) -> tuple[int, ...]:

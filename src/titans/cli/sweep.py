@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(base: Path, job: "Job", folder: Path) -> None:
     from titans.evaluation.sweep import JobFailedError
-    from titans.training.config_file import load_config
+    from titans.training.config import load_config
     from titans.training.diagnosis import NonFiniteLoss
     from titans.training.trainer import Trainer
 
@@ -190,7 +190,7 @@ def _build_model(base: Path, settings: list[str]) -> "TitansForCausalLM":
 
     from titans.data.streams import load_data
     from titans.training.build import build_model, take_weights
-    from titans.training.config_file import load_config
+    from titans.training.config import load_config
     from titans.training.stages import check_stages
 
     config = load_config(base, settings)

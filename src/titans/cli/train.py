@@ -37,7 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, or print the configuration."""
-    from titans.training.config_file import load_config, to_yaml
+    from titans.settings import to_yaml
+    from titans.training.config import load_config
 
     path = Path(args.config)
     if path.is_dir():

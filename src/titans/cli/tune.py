@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, then report."""
-    from titans.training.config_file import load_config
+    from titans.training.config import load_config
     from titans.training.tuning import Tuner, load_space, report
 
     config = load_config(args.config, args.set)

@@ -1,9 +1,10 @@
 """What to train on: the `data` section of a run's configuration."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from titans.errors import ConfigError
+from titans.settings import Count, Range, Whole, check_ranges
 
 Source = Literal["text", "mqar", "needle", "niah", "babilong", "state_tracking"]
 
@@ -26,15 +27,15 @@ class DataConfig:
     """The field that holds the text in JSONL lines and datasets."""
     document_separator: str | None = None
     """Cut text files into documents at this string. Default: a file is a document."""
-    max_bytes: int | None = None
+    max_bytes: Count | None = None
     """Read no more than this many bytes of text in all."""
     validation_path: str | None = None
     """Held-out text. Default: the last `validation_fraction` of the training text."""
-    validation_fraction: float = 0.05
+    validation_fraction: Annotated[float, Range(0, 0.5, above=True)] = 0.05
     """How much of the end of the text is held out when there is no `validation_path`."""
     tokenizer: str = "bytes"
     """`bytes`, or a Hugging Face tokenizer by folder, `tokenizer.json` file, or name."""
-    sequence_len: int = 256
+    sequence_len: Annotated[int, Range(2)] = 256
     """Tokens per window."""
     carry_state: bool = False
     """Read documents in order, window after window, and carry the memory's state along."""
@@ -45,21 +46,11 @@ class DataConfig:
     batch at a time) and `from_step` (a curriculum: not before this step)."""
     cache_dir: str | None = None
     """Where packed tokens are kept. Default: $TITANS_CACHE, or ~/.cache/titans."""
-    num_workers: int = 0
+    num_workers: Whole = 0
     """Processes that prepare batches ahead. The batches do not depend on it."""
 
     def __post_init__(self) -> None:
-        if self.sequence_len < 2:
-            raise ConfigError(f"data.sequence_len must be at least 2, got {self.sequence_len}")
-        if not 0 < self.validation_fraction < 0.5:
-            raise ConfigError(
-                f"data.validation_fraction must lie between 0 and 0.5, "
-                f"got {self.validation_fraction}"
-            )
-        if self.num_workers < 0:
-            raise ConfigError(f"data.num_workers cannot be negative, got {self.num_workers}")
-        if self.max_bytes is not None and self.max_bytes < 1:
-            raise ConfigError(f"data.max_bytes must be at least 1, got {self.max_bytes}")
+        check_ranges(self, "data.")
         if self.source == "text":
             self._check_text()
         elif self.carry_state:

@@ -6,8 +6,6 @@ tasks of text, so every batch can be made on its own, and held-out batches are n
 """
 
 import contextlib
-import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,8 +33,9 @@ from titans.data.tasks.permutations import PermutationTask
 from titans.data.tasks.records import TextSample, TokenTask
 from titans.data.tokenizer import encode_document, end_token
 from titans.errors import ConfigError, DataError
+from titans.settings import build, check_keys
 
-TOKEN_TASKS: dict[str, Callable[..., TokenTask]] = {
+TOKEN_TASKS: dict[str, type[TokenTask]] = {
     "mqar": MqarTask,
     "needle": NeedleTask,
     "state_tracking": PermutationTask,
@@ -199,23 +198,12 @@ def _variation(
 
 
 def _token_task(source: str, options: Mapping[str, object]) -> TokenTask:
-    kind = TOKEN_TASKS[source]
-    check_options(options, [f.name for f in dataclasses.fields(kind)], f"data.task ({source})")  # type: ignore[arg-type]
     try:
-        return kind(**options)
-    except (TypeError, ValueError) as error:
+        return build(TOKEN_TASKS[source], options, "data.task.")
+    except ConfigError:
+        raise
+    except ValueError as error:
         raise ConfigError(f"data.task ({source}): {error}") from error
-
-
-def check_options(options: Mapping[str, object], known: list[str], where: str) -> None:
-    """Refuse options that nothing reads, naming the nearest one that exists."""
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(
-                f"{where}: unknown option {name!r}; {hint}Known: {', '.join(sorted(known))}"
-            )
 
 
 @lru_cache(maxsize=2)
@@ -237,7 +225,7 @@ class _Niah:
         cls, config: DataConfig, options: dict[str, object], tokenizer: PreTrainedTokenizerBase
     ) -> "_Niah":
         known = ["kind", "length", "answer_tokens", "words_path"]
-        check_options(options, known, "data.task (niah)")
+        check_keys(options, known, "data.task.")
         kind = str(options.get("kind", "pk"))
         if kind != "pk" and config.path is None:
             raise ConfigError(f"data.task.kind={kind!r} needs a haystack: set data.path to a text")
@@ -294,7 +282,7 @@ class _Babilong:
         held_out: bool,
     ) -> "_Babilong":
         known = ["name", "length", "babi_path", "prompt_tokens", "whole_stories"]
-        check_options(options, known, "data.task (babilong)")
+        check_keys(options, known, "data.task.")
         if config.path is None or "babi_path" not in options:
             raise ConfigError(
                 "babilong needs data.path (books for the background) and data.task.babi_path "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from titans.errors import ConfigError
 from titans.evaluation.lengths import parse_length
-from titans.training.config_file import build
+from titans.settings import build
 
 TASKS: dict[str, tuple[str, str]] = {
     "s-niah": ("titans.evaluation.s_niah:SNiah", "needles in a haystack of text (pk, n, w)"),

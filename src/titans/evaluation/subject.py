@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import get_annotations
 from pathlib import Path
-from types import NoneType
-from typing import Protocol, get_args, get_origin
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from titans.data.tasks.records import IntArray
 from titans.data.tokenizer import count_bytes, encode_document
-from titans.errors import CheckpointError, ConfigError, DataError
+from titans.errors import DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.records import ModelCard
 from titans.models import TitansCache, TitansConfig, TitansForCausalLM
 from titans.models.checkpoint import find_checkpoint, load_config, load_model, load_tokenizer
+from titans.settings import check_keys, convert
 
 READ_WINDOW = 2_048
 """Tokens given to the model at a time."""
@@ -288,22 +288,10 @@ def with_settings(config: TitansConfig, settings: dict[str, object]) -> TitansCo
     """The configuration with some fields changed for inference; wrong ones are refused."""
     if not settings:
         return config
-    for field, value in settings.items():
-        _check_setting(field, value)
-    return TitansConfig.from_dict({**config.to_dict(), **settings})
-
-
-def _check_setting(field: str, value: object) -> None:
-    """Refuse a field that the configuration has not, or a value of another kind than its own."""
-    hint = get_annotations(TitansConfig).get(field)
-    if hint is None:
-        raise CheckpointError(f"the model's configuration has no {field!r}")
-    kinds = [get_origin(kind) or kind for kind in get_args(hint) or (hint,)]
-    if float in kinds and not isinstance(value, bool):
-        kinds.append(int)
-    if type(value) not in kinds:
-        wanted = " or ".join("none" if kind is NoneType else kind.__name__ for kind in kinds)
-        raise ConfigError(f"{field} must be {wanted}, got {value!r}")
+    hints = get_annotations(TitansConfig)
+    check_keys(settings, hints)
+    values = {field: convert(value, hints[field], field) for field, value in settings.items()}
+    return TitansConfig.from_dict({**config.to_dict(), **values})
 
 
 def _pad_left(prompts: Sequence[IntArray]) -> tuple[Tensor, Tensor | None]:

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from titans.errors import ConfigError
-from titans.training.config_file import build
+from titans.settings import build, parse_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +76,7 @@ def load_sweep(path: str | Path) -> Sweep:
     if missing := re.search(r"\$\{(\w+)\}", text):
         name = missing.group(1)
         raise ConfigError(f"{place} needs {name}: start with {name}=... titans sweep {place}")
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
+    tree = parse_yaml(text, str(place))
     try:
         sweep = _read(tree)
         _check_names(sweep)
@@ -98,14 +93,7 @@ def _read(tree: object) -> Sweep:
             raise ConfigError(f"{name} must be a list, got {given[name]!r}")
         for number, entry in enumerate(given[name]):
             _mapping(entry, kind, f"{name}[{number}]")
-    sweep = build(Sweep, given)
-    # Options as they are written: `build` reads text of digits, such as a file's name, as a number.
-    written = [entry.get("options", {}) for entry in given["evaluations"]]
-    evaluations = tuple(
-        dataclasses.replace(evaluation, options={str(k): v for k, v in options.items()})
-        for evaluation, options in zip(sweep.evaluations, written, strict=True)
-    )
-    return dataclasses.replace(sweep, evaluations=evaluations)
+    return build(Sweep, given)
 
 
 def _mapping(tree: object, kind: type, where: str) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from titans.data.streams import TrainingData
 from titans.errors import ConfigError
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.settings import check_keys
 from titans.training.config import RunConfig
-from titans.training.config_file import check_keys
 from titans.training.snapshot import read_model
 
 _SET_BY_DATA = ("pad_token_id", "bos_token_id", "eos_token_id", "use_cache")

@@ -3,47 +3,63 @@
 The order is: defaults here, then the file, then `--set section.key=value`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from titans.data.config import DataConfig
 from titans.errors import ConfigError
+from titans.settings import (
+    Count,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    Whole,
+    apply_settings,
+    build,
+    check_ranges,
+    read_yaml,
+)
+
+Beta = Annotated[float, Range(0, 0.999_999)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The outer loop: what the optimizer does. What is trained is the `model` section."""
 
-    steps: int = 1_000
+    steps: Count = 1_000
     """Optimizer steps."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Sequences per optimizer step, over all processes and accumulated micro-batches."""
-    micro_batch_size: int | None = None
+    micro_batch_size: Count | None = None
     """Sequences per forward pass of one process; below its share, gradients are accumulated."""
-    learning_rate: float = 3e-3
+    learning_rate: Positive = 3e-3
     """Peak learning rate of the outer optimizer (not theta, the memory's own step size)."""
-    min_learning_rate_ratio: float = 0.1
+    min_learning_rate_ratio: Share = 0.1
     """Where the cosine ends, as a part of the peak."""
-    warmup_steps: int = 50
+    warmup_steps: Whole = 50
     """Steps of linear warm-up."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """What follows the warm-up."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """On matrices; never on norms, biases, gates, embeddings, persistent or initial memory."""
-    memory_learning_rate_ratio: float = 1.0
+    memory_learning_rate_ratio: NotNegative = 1.0
     """Learning rate of the memory's parameters, relative to the others'."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's averages."""
-    epsilon: float = 1e-8
+    epsilon: Positive = 1e-8
     """AdamW's epsilon."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: NotNegative = 1.0
     """Clip the gradient to this norm; 0 switches it off."""
-    memory_loss_weight: float = 0.0
+    memory_loss_weight: NotNegative = 0.0
     """lambda in `L = L_lm + lambda L_memory` (the mean associative loss of the memories)."""
-    write_cost: float = 0.0
+    write_cost: NotNegative = 0.0
     """Cost of writing: this times the mean step size (theta) joins the loss, so that tokens that
     need not be remembered are not written, and `write_threshold` finds a gap."""
-    core_steps: int = 0
+    core_steps: Whole = 0
     """Two stages: in the first this many steps the memory is off the path and frozen."""
     freeze_core: bool = False
     """In the second stage, train only the memory, its gates and the norms that join it."""
@@ -55,26 +71,11 @@ class TrainConfig:
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool = False
     """Run the model through `torch.compile`."""
-    max_bad_steps: int = 5
+    max_bad_steps: Count = 5
     """Stop after this many steps in a row with a loss or gradient that is not finite."""
 
     def __post_init__(self) -> None:
-        _at_least("train.steps", self.steps, 1)
-        _at_least("train.batch_size", self.batch_size, 1)
-        _at_least("train.warmup_steps", self.warmup_steps, 0)
-        _at_least("train.max_bad_steps", self.max_bad_steps, 1)
-        _at_least("train.core_steps", self.core_steps, 0)
-        _not_negative("train.weight_decay", self.weight_decay)
-        _not_negative("train.max_grad_norm", self.max_grad_norm)
-        _not_negative("train.memory_loss_weight", self.memory_loss_weight)
-        _not_negative("train.write_cost", self.write_cost)
-        if not self.learning_rate > 0:
-            raise ConfigError(f"train.learning_rate must be above 0, got {self.learning_rate}")
-        if not 0 <= self.min_learning_rate_ratio <= 1:
-            raise ConfigError(
-                "train.min_learning_rate_ratio must lie between 0 and 1, "
-                f"got {self.min_learning_rate_ratio}"
-            )
+        check_ranges(self, "train.")
         if self.warmup_steps >= self.steps:
             raise ConfigError(
                 f"train.warmup_steps ({self.warmup_steps}) must be below train.steps ({self.steps})"
@@ -86,9 +87,7 @@ class TrainConfig:
             )
         if self.freeze_core and not self.core_steps:
             raise ConfigError("train.freeze_core needs a first stage: set train.core_steps")
-        if self.micro_batch_size is not None and (
-            self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size
-        ):
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ConfigError(
                 f"train.micro_batch_size ({self.micro_batch_size}) must divide "
                 f"train.batch_size ({self.batch_size})"
@@ -99,33 +98,32 @@ class TrainConfig:
 class CheckpointConfig:
     """When to save and what to keep. The first and the last step are not special."""
 
-    every: int = 200
+    every: Count = 200
     """Steps between checkpoints; the end of the run always saves one."""
-    keep_last: int = 2
+    keep_last: Count = 2
     """How many of the newest to keep."""
     keep_best: bool = True
     """Keep the one with the lowest held-out loss as well."""
 
     def __post_init__(self) -> None:
-        _at_least("checkpoint.every", self.every, 1)
-        _at_least("checkpoint.keep_last", self.keep_last, 1)
+        check_ranges(self, "checkpoint.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
     """What to look at while training."""
 
-    every: int = 10
+    every: Count = 10
     """Steps between lines in the log; each line is the mean over them."""
-    held_out_every: int = 100
+    held_out_every: Whole = 100
     """Steps between measurements of the held-out loss; 0 switches them off."""
-    held_out_batches: int = 8
+    held_out_batches: Count = 8
     """Batches of a measurement, always the same ones."""
-    sample_every: int = 0
+    sample_every: Whole = 0
     """Steps between sample generations; 0 switches them off."""
     sample_prompt: str = "\n"
     """What samples continue."""
-    sample_tokens: int = 200
+    sample_tokens: Count = 200
     """Length of a sample."""
     tensorboard: bool = True
     """Write TensorBoard files beside the JSONL log."""
@@ -133,11 +131,7 @@ class LogConfig:
     """Log to this Weights & Biases project too (needs the `wandb` package)."""
 
     def __post_init__(self) -> None:
-        _at_least("log.every", self.every, 1)
-        _at_least("log.held_out_every", self.held_out_every, 0)
-        _at_least("log.held_out_batches", self.held_out_batches, 1)
-        _at_least("log.sample_every", self.sample_every, 0)
-        _at_least("log.sample_tokens", self.sample_tokens, 1)
+        check_ranges(self, "log.")
         if not self.sample_prompt:
             raise ConfigError("log.sample_prompt must not be empty: a model continues something")
 
@@ -148,7 +142,7 @@ class RunConfig:
 
     out: str = "runs/run"
     """The folder of the run: configuration, logs, samples, checkpoints."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Decides initial weights, the order of the data and everything random."""
     start_from: str | None = None
     """A checkpoint of the same model whose weights this run starts with; None starts anew."""
@@ -159,12 +153,15 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
-
-def _at_least(name: str, value: int, smallest: int) -> None:
-    if value < smallest:
-        raise ConfigError(f"{name} must be at least {smallest}, got {value}")
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
-def _not_negative(name: str, value: float) -> None:
-    if not value >= 0:
-        raise ConfigError(f"{name} cannot be negative, got {value}")
+def load_config(path: str | Path, settings: Sequence[str] = ()) -> RunConfig:
+    """The configuration in `path`, with `settings` such as `train.learning_rate=3e-4` on top."""
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        hint = f"; there are {', '.join(p.name for p in near)}" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{hint}")
+    return build(RunConfig, apply_settings(read_yaml(path), settings))

@@ -28,8 +28,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from titans.errors import CheckpointError
 from titans.files import provenance
 from titans.models import TitansForCausalLM
+from titans.settings import to_yaml
 from titans.training.config import RunConfig
-from titans.training.config_file import to_yaml
 from titans.training.launch import whole
 from titans.training.optim import optimizer_tensors, set_optimizer_tensors
 

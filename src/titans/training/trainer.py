@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from titans.data.batch import Batch
 from titans.files import write_text
+from titans.settings import to_plain, to_yaml
 from titans.training.checkpoint import Checkpoint
 from titans.training.config import RunConfig
-from titans.training.config_file import to_plain, to_yaml
 from titans.training.diagnosis import NonFiniteLoss, diagnose
 from titans.training.display import Display
 from titans.training.held_out import held_out_loss, sample_text

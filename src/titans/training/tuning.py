@@ -28,8 +28,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from titans.errors import ConfigError
 from titans.files import write_figure, write_text
+from titans.settings import apply_settings, build, check_keys, read_yaml, to_plain
 from titans.training.config import RunConfig
-from titans.training.config_file import apply_setting, build, check_keys, read_yaml, to_plain
 from titans.training.diagnosis import NonFiniteLoss
 from titans.training.trainer import Trainer
 
@@ -126,8 +126,7 @@ class Tuner:
 
     def _trial_config(self, values: Mapping[str, object], number: int) -> RunConfig:
         tree = cast("dict[str, object]", copy.deepcopy(to_plain(self.config)))
-        for name, value in values.items():
-            apply_setting(tree, f"{name}={json.dumps(value)}")
+        apply_settings(tree, [f"{name}={json.dumps(value)}" for name, value in values.items()])
         tree["out"] = str(self.out / f"trial-{number:05d}")
         return build(RunConfig, tree)
 
