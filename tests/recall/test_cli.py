@@ -83,17 +83,18 @@ def test_train_writes_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_chat_remembers_between_runs(capsys, monkeypatch: pytest.MonkeyPatch):
-    def chat(lines: str) -> tuple[list[dict], str]:
+    def chat(lines: str, *more: str) -> tuple[list[dict], str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-        assert main(["chat", "--llm", "echo", "--encoder", "hashing:64", "--json"]) == 0
+        words = ["--llm", "echo", "--encoder", "hashing:64", "--json"]
+        assert main(["chat", *words, *more]) == 0
         captured = capsys.readouterr()
         return [json.loads(line) for line in captured.out.splitlines()], captured.err
 
-    first, _ = chat("My dog is called Rex.\n/quit\n")
+    first, _ = chat("My dog is called Rex.\n/quit\n", "--no-remember-answers")
     assert first[0]["memories"] == []
     second, notes = chat("What is my dog called?\n/why\n/forget\n/stats\n/nonsense\n")
     assert second[0]["memories"][0]["text"] == "My dog is called Rex."
-    assert "lexical" in notes and "forgotten: 1 record" in notes and "unknown command" in notes
+    assert "lexical" in notes and "forgotten: 2 records" in notes and "unknown command" in notes
     third, _ = chat("What is my dog called?\n")
     assert [m["text"] for m in third[0]["memories"]] == ["My dog is called Rex."]
 

@@ -1,8 +1,5 @@
-from pathlib import Path
-
 import pytest
 
-from recall.conftest import HASHING
 from titans.errors import GeneratorError
 from titans.recall import ScriptedGenerator, TextMemory
 from titans.recall.prompt import build_prompt, quote
@@ -35,15 +32,6 @@ def test_a_turn_never_recalls_its_own_prompt(memory: TextMemory):
     for _ in range(2):
         turn = memory.turn("Where is the umbrella?", llm)
         assert turn.memories == [] and turn.enriched == "Where is the umbrella?"
-
-
-@pytest.mark.parametrize("remember_answers", [False, True])
-def test_answers_are_remembered_by_option(tmp_path: Path, remember_answers):
-    config = HASHING.change(remember_answers=remember_answers)
-    with TextMemory(tmp_path / "m.db", config=config) as memory:
-        memory.turn("Hello", ScriptedGenerator(["Good morning to you."]))
-        speakers = [r.speaker for r in memory.records()]
-    assert speakers == (["user", "assistant"] if remember_answers else ["user"])
 
 
 def test_a_failing_model_leaves_the_prompt_remembered(memory: TextMemory):

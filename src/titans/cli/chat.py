@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 from titans.cli.store_options import add_store_options, as_json, open_memory
 
 if TYPE_CHECKING:
-    from titans.recall import TextGenerator, TextMemory, Turn
+    from titans.recall import ChatSession, Turn
 
 EXAMPLES = """examples:
   titans chat
   titans chat --scope ann --llm openai:gpt-5-mini
-  titans chat --llm openai:qwen3 --url http://localhost:8000/v1 --remember-answers
+  titans chat --llm openai:qwen3 --url http://localhost:8000/v1 --no-remember-answers
 
 --llm: smollm (default, offline), gguf:FILE, hf:NAME, openai:MODEL, or echo (no model).
-In the chat: /why explains the last recall, /forget ID removes a record, /quit ends.
+In the chat: /why explains the last recall, /forget ID removes a record, /forget the last turn,
+/quit ends.
 """
-COMMANDS = "/why explains the last recall, /forget [ID] removes a record, /stats, /quit"
+COMMANDS = "/why explains the last recall, /forget [ID] removes a record or the turn, /stats, /quit"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--llm", default="smollm", help="the model that answers (smollm)")
     parser.add_argument("--url", help="of an OpenAI-compatible server")
+    parser.add_argument("--window", type=int, help="tokens that the model can see at once")
     parser.add_argument("--speaker", default="user", help="your name in the memory (user)")
     parser.add_argument("--persistent", action="append", help="a text that stands in every prompt")
     parser.add_argument(
-        "--remember-answers", action="store_true", help="remember what the model says, too"
+        "--remember-answers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="remember what the model says, too (yes)",
     )
     add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object per turn on stdout")
@@ -37,9 +42,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read lines, answer them."""
     from titans.errors import GeneratorError
+    from titans.recall import ChatSession, load_generator
 
     try:
-        llm = load_llm(args.llm, args.url, trust_remote_code=args.trust_remote_code)
+        llm = load_generator(
+            args.llm,
+            url=args.url,
+            window=args.window,
+            trust_remote_code=args.trust_remote_code,
+        )
     except GeneratorError as error:
         print(f"titans chat: {error}", file=sys.stderr)
         return 2
@@ -47,37 +58,15 @@ def run(args: argparse.Namespace) -> int:
         memory.config = memory.config.change(remember_answers=args.remember_answers)
         if args.persistent:
             memory.persistent_texts = args.persistent
-        return _Chat(memory, llm, args.speaker, args.json).loop()
-
-
-def load_llm(
-    name: str, url: str | None = None, *, trust_remote_code: bool = False
-) -> "TextGenerator":
-    """A model by its short name: smollm, gguf:FILE, hf:NAME, openai:MODEL, echo."""
-    from titans.errors import ConfigError
-    from titans.recall import generator
-
-    kind, _, rest = name.partition(":")
-    if kind == "smollm":
-        return generator.GGUFGenerator(generator.smollm_path())
-    if kind == "echo":
-        return generator.ScriptedGenerator(lambda prompt: prompt)
-    if kind in ("gguf", "hf", "openai") and rest:
-        if kind == "gguf":
-            return generator.GGUFGenerator(rest)
-        if kind == "hf":
-            return generator.HuggingFaceGenerator(rest, trust_remote_code=trust_remote_code)
-        return generator.OpenAIGenerator(rest, url=url)
-    raise ConfigError(f"--llm {name!r}: use smollm, gguf:FILE, hf:NAME, openai:MODEL or echo")
+        return _Chat(ChatSession(memory, llm, speaker=args.speaker), args.json).loop()
 
 
 class _Chat:
     """The loop: a line from the user, an answer, what was recalled."""
 
-    def __init__(
-        self, memory: "TextMemory", llm: "TextGenerator", speaker: str, as_json: bool
-    ) -> None:
-        self.memory, self.llm, self.speaker, self.as_json = memory, llm, speaker, as_json
+    def __init__(self, session: "ChatSession", as_json: bool) -> None:
+        self.session, self.as_json = session, as_json
+        self.memory, self.llm = session.memory, session.llm
         self.last: Turn | None = None
 
     def loop(self) -> int:
@@ -113,7 +102,7 @@ class _Chat:
             print("".join(shown), end="", flush=True)
 
         on_text = None if self.as_json else show
-        self.last = turn = self.memory.turn(line, self.llm, speaker=self.speaker, on_text=on_text)
+        self.last = turn = self.session.turn(line, on_text)
         if self.as_json:
             print(
                 as_json(
@@ -135,18 +124,28 @@ class _Chat:
         if name == "/why":
             self._why()
         elif name == "/forget":
-            target = argument or (self.last.record.id if self.last else "")
-            if not target:
-                self._note("nothing to forget yet: /forget ID")
-                return
-            done = self.memory.forget(target)
-            self._note(f"forgotten: {done.records} record, {done.seconds:.1f} s")
+            self._forget(argument)
         elif name == "/stats":
             for key, value in self.memory.stats().items():
                 shown = f"{value:.4g}" if isinstance(value, float) else value
                 self._note(f"{key.replace('_', ' ')}: {shown}")
         else:
             self._note(f"unknown command {name}; {COMMANDS}")
+
+    def _forget(self, id: str) -> None:
+        turn = self.last
+        if not id and turn is None:
+            self._note("nothing to forget yet: /forget ID")
+            return
+        last = [] if turn is None else [turn.record, turn.answer_record]
+        ids = [id] if id else [record.id for record in last if record is not None]
+        done = [self.session.forget(id) for id in ids]
+        count = sum(d.records for d in done)
+        self._note(
+            f"forgotten: {count} record{'s' * (count != 1)}, {sum(d.seconds for d in done):.1f} s"
+        )
+        if not id:
+            self.last = None
 
     def _why(self) -> None:
         if self.last is None:

@@ -5,6 +5,7 @@ and `block` (the memory in weights), `search`, `features`, `fusion` (from a quer
 `store`, `index` and `blocks`.
 """
 
+from titans.recall.chat import ChatSession as ChatSession
 from titans.recall.config import NeuralConfig as NeuralConfig
 from titans.recall.config import RecallConfig as RecallConfig
 from titans.recall.config import preset as preset
@@ -12,19 +13,25 @@ from titans.recall.encoder import Encoder as Encoder
 from titans.recall.encoder import load_encoder as load_encoder
 from titans.recall.exchange import export_records as export_records
 from titans.recall.exchange import import_records as import_records
+from titans.recall.generator import Message as Message
+from titans.recall.generator import Sampling as Sampling
 from titans.recall.generator import ScriptedGenerator as ScriptedGenerator
 from titans.recall.generator import TextGenerator as TextGenerator
+from titans.recall.generator import load_generator as load_generator
 from titans.recall.memory import TextMemory as TextMemory
 from titans.recall.records import Recalled as Recalled
 from titans.recall.records import Record as Record
 from titans.recall.records import Turn as Turn
 
 __all__ = [
+    "ChatSession",
     "Encoder",
+    "Message",
     "NeuralConfig",
     "RecallConfig",
     "Recalled",
     "Record",
+    "Sampling",
     "ScriptedGenerator",
     "TextGenerator",
     "TextMemory",
@@ -32,5 +39,6 @@ __all__ = [
     "export_records",
     "import_records",
     "load_encoder",
+    "load_generator",
     "preset",
 ]

@@ -96,7 +96,7 @@ class RecallConfig:
     """Neural writes between snapshots of the state."""
     keep_snapshots: int = 8
     """Snapshots kept per scope, spread over its history."""
-    remember_answers: bool = False
+    remember_answers: bool = True
     """Whether `turn` stores the model's answers too."""
 
     def __post_init__(self) -> None:

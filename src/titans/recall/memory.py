@@ -11,7 +11,7 @@ memory (neural.py) if it is surprising enough. A store may be open in several pr
 import json
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 
 from titans.errors import DataError, StoreError
 from titans.recall import forget as forgetting
+from titans.recall.chat import ChatSession
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, is_built_in, load_encoder
 from titans.recall.features import make_query
 from titans.recall.fusion import load_fusion
-from titans.recall.generator import TextGenerator, answer
+from titans.recall.generator import TextGenerator
 from titans.recall.index import BARE
 from titans.recall.neural import CONTEXT, NeuralScope, Observation
-from titans.recall.prompt import build_prompt
 from titans.recall.records import (
     Recalled,
     Record,
@@ -264,12 +264,24 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         speaker: str | None = "user",
         on_text: Callable[[str], None] | None = None,
     ) -> Turn:
-        """One turn of conversation: remember the prompt, recall, let the model answer.
+        """A conversation of one turn: remember the prompt, recall, let the model answer.
 
-        The order is that of memory-as-context: read, attend, write, retrieve, answer.
+        A conversation of many is a `ChatSession`.
 
         Args:
             on_text: called with each piece of the answer as it comes.
+        """
+        return ChatSession(self, llm, speaker=speaker).turn(prompt, on_text)
+
+    def attend(
+        self, prompt: str, *, speaker: str | None = "user", known: Collection[str] = ()
+    ) -> tuple[Record, list[Recalled]]:
+        """Remember a prompt and recall what bears on it: what `turn` does before the model.
+
+        The order is that of memory-as-context: read, attend, write, retrieve.
+
+        Args:
+            known: texts that need not be recalled.
         """
         _check_text(prompt, None)
         with self._lock:
@@ -283,16 +295,11 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                     hits = self._nearest_to(observed, None)
                 else:
                     hits = self._search(prompt, Filter())
+                wanted = self.config.top_k
                 memories = self._assembly().build(
-                    hits, self.config.top_k, self.config.threshold, exclude=record.id
+                    hits, wanted + len(known), self.config.threshold, exclude=record.id
                 )
-                scope = self._scope.id
-                persistent = [] if scope is None else self.store.persistent_texts(scope)
-        enriched = build_prompt(persistent, memories, prompt)
-        said = answer(llm, enriched, on_text)
-        if self.config.remember_answers and said.strip():
-            self.remember(said, speaker="assistant")
-        return Turn(prompt, enriched, said, record, memories)
+        return record, [m for m in memories if m.text not in known][:wanted]
 
     # Forget
 

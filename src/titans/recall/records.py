@@ -84,6 +84,8 @@ class Turn:
     answer: str
     record: Record
     memories: list[Recalled] = field(default_factory=list)
+    answer_record: Record | None = None
+    """The answer as it is remembered, if it is."""
 
 
 def to_microseconds(time: datetime) -> int:
