@@ -197,6 +197,8 @@ def scan_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reads and errors of all tokens, and the state after the last; `start` is M, or M and S."""
     time = k.shape[1]
+    if time == 1:
+        return _one_token(q, k, v, rates, start, read_before)
     size = min(block, time)
     missing = -time % size
 
@@ -233,6 +235,28 @@ def scan_rows(
         start,
     )
     errors, reads = (t.flatten(1, 2)[:, :time] for t in found.split(size, dim=2))
+    return reads, errors, end
+
+
+def _one_token(
+    q: Tensor, k: Tensor, v: Tensor, rates: Rates, start: Tensor, read_before: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`scan_rows` of a single token, as decoding has it: the module's first formulas."""
+    keep, rate = rates.keep[..., None], rates.rate[..., None]
+    width = k.shape[-1]
+    matrix, seen = start[..., :width], start[..., :width]
+    if rates.seen is not None:
+        seen = matrix * rates.seen[..., None]
+    errors = v - k @ seen.mT
+    surprise = (errors * rate).mT @ k
+    if rates.momentum is None:
+        end = torch.addcmul(surprise, matrix, keep)
+    else:
+        resume, share, hold = (factor[..., None] for factor in rates.momentum)
+        surprise = torch.addcmul(surprise, start[..., width:], resume)
+        moved = torch.addcmul(surprise * share, matrix, keep)
+        end = torch.cat((moved, surprise * hold), dim=-1)
+    reads = q @ (matrix if read_before else end[..., :width]).mT
     return reads, errors, end
 
 
