@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "titans"
 
-ROOT = {"errors", "files", "settings"}
+ROOT = {"errors", "files", "settings", "terminal"}
 """Modules beside the packages, which every package may import and which import none of them."""
 
 MAY_IMPORT: dict[str, set[str]] = {

@@ -138,8 +138,9 @@ def test_odd_checkpoints_are_refused(
 def test_wrong_use_is_told(
     mag_checkpoint: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyze", str(mag_checkpoint), "--text", str(text_file), "--tokens", "1"]) == 2
-    assert "--tokens must be at least 2, got 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["analyze", str(mag_checkpoint), "--text", str(text_file), "--tokens", "1"])
+    assert "--tokens: give a whole number of at least 2; got '1'" in capsys.readouterr().err
 
 
 def test_help_has_examples_and_is_instant() -> None:

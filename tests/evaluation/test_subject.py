@@ -269,7 +269,7 @@ def write_text(folder: Path) -> Path:
 def test_wrong_use_is_one_clear_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", *words]) == 1
+    assert main(["eval", *words]) == (1 if message == "no checkpoint" else 2)
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
 

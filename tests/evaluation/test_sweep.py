@@ -313,7 +313,7 @@ def test_every_row_and_evaluation_is_checked_before_anything_trains(
     readable = FILE.replace("lengths: [32]", "lengths: [64]")
     assert change[0] in readable
     path, out = write(tmp_path, readable.replace(*change)), tmp_path / "out"
-    assert main(["sweep", str(path), "--out", str(out), *also]) == 1
+    assert main(["sweep", str(path), "--out", str(out), *also]) == 2
     said = capsys.readouterr()
     assert message in said.err and len(said.err.splitlines()) == 1 and not said.out
     assert not out.exists()
@@ -325,7 +325,7 @@ def test_a_sweep_needs_folders_that_can_be_written(
 ) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     path = write(tmp_path, FILE.replace("lengths: [32]", "lengths: [64]"))
-    assert main(["sweep", str(path), "--plan", flag, str(path)]) == 1
+    assert main(["sweep", str(path), "--plan", flag, str(path)]) == 2
     assert f"{flag}: {path} is a file, not a folder" in capsys.readouterr().err
 
 

@@ -44,8 +44,10 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]):
         assert wrong in capsys.readouterr().err
     main(["remember", "x y", "--encoder", "hashing"])
     capsys.readouterr()
-    assert main(["recall", "dog", "-k", "0"]) == 1
-    assert "k must be" in capsys.readouterr().err
+    for words in (["-k", "0"], ["--threshold", "nan"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["recall", "dog", *words])
+        assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_upkeep(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -18,7 +18,7 @@ from titans.recall import (
     preset,
     search,
 )
-from titans.recall.text import printable
+from titans.terminal import printable
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
 

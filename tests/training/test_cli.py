@@ -58,7 +58,7 @@ def test_print_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     assert "learning_rate: 0.0003" in shown and "path: some where.txt" in shown
     assert not (tmp_path / "run").exists()
-    assert main(["train", str(config), "--set", "model.hiden_size=4", "--print-config"]) == 1
+    assert main(["train", str(config), "--set", "model.hiden_size=4", "--print-config"]) == 2
     assert "did you mean model.hidden_size" in capsys.readouterr().err
 
 

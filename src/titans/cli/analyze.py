@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from titans.cli.values import whole
+
 if TYPE_CHECKING:
     from titans.analysis.records import Trace
     from titans.analysis.subject import Subject
@@ -34,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=whole(2),
         default=50_000,
         metavar="N",
         help="tokens shown one by one; curves cover all (default: %(default)s)",
@@ -50,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
     from titans.analysis.plots import save_figures
     from titans.analysis.report import write_report
 
-    if args.tokens < 2:
-        print(f"titans analyze: --tokens must be at least 2, got {args.tokens}", file=sys.stderr)
-        return 2
     traces = [_read(subject, text, args) for subject, text in _subjects(args)]
     args.out.mkdir(parents=True, exist_ok=True)
     files = [args.out / "report.html", args.out / "trace.json"]

@@ -95,7 +95,7 @@ class _Chat:
             self._note(f"error: {error}")
 
     def _turn(self, line: str) -> None:
-        from titans.recall.text import printable
+        from titans.terminal import printable
 
         def show(piece: str) -> None:
             shown = (c if c in "\n\t" else printable(c) for c in piece)
@@ -160,6 +160,6 @@ class _Chat:
             )
 
     def _note(self, text: str) -> None:
-        from titans.recall.text import printable
+        from titans.terminal import printable
 
         print(printable(text), file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ was, and `--state-in` goes on from it in another process.
 import argparse
 import sys
 
+from titans.cli.values import LARGEST_SEED, known_device, number, whole
 from titans.errors import DataError
 from titans.files import read_text
 
@@ -25,20 +26,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="text to continue")
     source.add_argument("--prompt-file", help="file with the text; - is standard input")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0: most likely token")
-    parser.add_argument("--top-k", type=int, default=0, help="among the k most likely (0: all)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="among the likeliest, up to p")
-    parser.add_argument("--seed", type=int, help="same seed, same text")
+    parser.add_argument("--max-new-tokens", type=whole(0), default=128, metavar="N")
+    parser.add_argument("--temperature", type=number(0), default=0.8, help="0: most likely token")
+    parser.add_argument(
+        "--top-k", type=whole(0), default=0, help="among the k most likely (0: all)"
+    )
+    parser.add_argument(
+        "--top-p", type=number(0, 1, above=True), default=1.0, help="among the likeliest, up to p"
+    )
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), help="same seed, same text")
     parser.add_argument("--state-in", metavar="FILE", help="go on from this state")
     parser.add_argument("--state-out", metavar="FILE", help="save the state after the last token")
     parser.add_argument(
         "--memory", choices=("live", "frozen", "off"), default="live", help="what the memory does"
     )
     parser.add_argument(
-        "--write-threshold", type=float, help="write only tokens with a step size above this"
+        "--write-threshold", type=number(0), help="write only tokens with a step size above this"
     )
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, ...")
+    parser.add_argument("--device", type=known_device, default="cpu", help="cpu, cuda, ...")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the text")
 
 
@@ -51,11 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     from titans.models.generation import Sampling, TextStream, continue_from, read
 
-    try:
-        sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
-    except ValueError as error:
-        print(f"titans generate: {error}", file=sys.stderr)
-        return 2
+    sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     prompt = _prompt(args)
     model, tokenizer = _load(args)
     ids = _encode(tokenizer, prompt, is_start=args.state_in is None).to(args.device)

@@ -8,9 +8,10 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from titans.errors import TitansError
+from titans.cli.failures import DONE, STOPPED, Parser, exit_code, explain
 
 COMMANDS: dict[str, str] = {
     "generate": "continue a text with a trained model, streaming",
@@ -36,7 +37,7 @@ EXAMPLES = """examples:
 def build_parser(command: str) -> argparse.ArgumentParser:
     """The parser of one command, from its own file."""
     module = importlib.import_module(f"titans.cli.{command}")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"titans {command}",
         description=COMMANDS[command],
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -50,13 +51,14 @@ def overview() -> argparse.ArgumentParser:
     """The parser of `titans` itself: it knows the commands' names and nothing else."""
     width = max(len(name) for name in COMMANDS)
     lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="titans",
         description=f"Neural long-term memory that learns while it reads.\n\ncommands:\n{lines}",
         epilog=EXAMPLES + "\n`titans COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")
+    parser.add_argument("--debug", action="store_true", help="show where an error arose")
     parser.add_argument("--version", action="version", version=_version())
     return parser
 
@@ -68,22 +70,36 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Errors that we raise on purpose are one line on stderr, not a traceback."""
+    """Run one command. An error is one line on stderr; after `--debug`, also where it arose."""
     words = list(sys.argv[1:] if argv is None else argv)
-    chosen = overview().parse_args(words[:1]).command
-    args = build_parser(chosen).parse_args(words[1:])
+    end = 2 if words[:1] == ["--debug"] else 1
+    start = overview().parse_args(words[:end])
     try:
-        return int(args.run(args) or 0)
-    except (TitansError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        print(f"titans {chosen}: {error}", file=sys.stderr)
-        return 1
+        args = build_parser(start.command).parse_args(words[end:])
+        code = int(args.run(args) or DONE)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # The reader of our output has gone (`titans ... | head`): not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _drop_output()
+        return DONE
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
-        return 130
+        return STOPPED
+    except Exception as error:
+        if start.debug:
+            traceback.print_exc()
+        print(f"titans {start.command}: {explain(error, start.command)}", file=sys.stderr)
+        _drop_output()
+        return exit_code(error)
+
+
+def _drop_output() -> None:
+    """What could not be printed is not tried again when the process ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def train() -> int:

@@ -11,6 +11,7 @@ from titans.cli.store_options import (
     as_json,
     open_memory,
 )
+from titans.cli.values import LARGEST_SEED, number, whole
 
 EXAMPLES = """examples:
   titans memory stats --json
@@ -62,22 +63,22 @@ def _configure_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=["classic"], default="classic")
     parser.add_argument("--encoder", default="minilm")
     add_trust_option(parser)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--epochs", type=whole(), default=10)
+    parser.add_argument("--learning-rate", type=number(above=True), default=1e-4)
     parser.add_argument("--second-order", action="store_true", help="differentiate through writes")
     parser.add_argument("--full-turn", action="store_true", help="train the attention too")
     parser.add_argument(
         "--ask-texts", action="store_true", help="without questions: texts ask for themselves"
     )
     parser.add_argument(
-        "--contrast", type=float, default=1.0, help="weight of the contrastive term"
+        "--contrast", type=number(), default=1.0, help="weight of the contrastive term"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked."""
-    from titans.recall.text import printable
+    from titans.terminal import printable
 
     actions: dict[str, Callable[[argparse.Namespace], dict[str, object]]] = {
         "stats": _stats,

@@ -3,6 +3,7 @@
 import argparse
 
 from titans.cli.store_options import add_store_options, as_json, open_memory
+from titans.cli.values import number, whole
 
 EXAMPLES = """examples:
   titans recall "What is the dog called?"
@@ -15,11 +16,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = EXAMPLES
     parser.add_argument("query", metavar="QUERY", help="a question or a few words")
-    parser.add_argument("-k", type=int, default=3, help="how many records (3)")
+    parser.add_argument("-k", type=whole(), default=3, help="how many records (3)")
     parser.add_argument("--before", help="only from before this time (ISO 8601, exclusive)")
     parser.add_argument("--after", help="only from this time on (ISO 8601, inclusive)")
     parser.add_argument("--speaker", help="only what this speaker said")
-    parser.add_argument("--threshold", type=float, help="only scores of at least this, in [0, 1]")
+    parser.add_argument(
+        "--threshold", type=number(0, 1), help="only scores of at least this, in [0, 1]"
+    )
     parser.add_argument("--explain", action="store_true", help="what every feature contributed")
     add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
@@ -29,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the records, best first."""
     from titans.errors import ConfigError
     from titans.recall.prompt import quote_name
-    from titans.recall.text import printable
+    from titans.terminal import printable
 
     with open_memory(args, must_exist=True) as memory:
         try:

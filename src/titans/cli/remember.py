@@ -38,7 +38,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Store the text, say how surprising it was."""
-    from titans.recall.text import printable
+    from titans.terminal import printable
 
     text = sys.stdin.read() if args.text == "-" else args.text
     with open_memory(args) as memory:

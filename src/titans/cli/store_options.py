@@ -77,7 +77,7 @@ def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextM
 
 def as_json(value: object) -> str:
     """JSON for a terminal: what would act there is escaped, letters of all languages are not."""
-    from titans.recall.text import printable
+    from titans.terminal import printable
 
     text = json.dumps(value, ensure_ascii=False)
     return "".join(c if printable(c) == c else json.dumps(c)[1:-1] for c in text)

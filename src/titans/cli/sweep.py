@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from titans.cli.values import number
+
 if TYPE_CHECKING:
     from titans.evaluation.records import Record
     from titans.evaluation.sweep import Entry, Job
@@ -37,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="only these rows, sized by the file's first",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all")
-    parser.add_argument("--budget-minutes", type=float, help="instead of the file's")
+    parser.add_argument("--budget-minutes", type=number(), help="instead of the file's")
     parser.add_argument("--records", type=Path, help="also put the finished records here")
     parser.add_argument("--plan", action="store_true", help="print the jobs and stop")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")

@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from titans.cli.values import whole
+
 EXAMPLES = """examples:
   titans tokenizer train corpus.txt --vocab-size 4096 --out tokenizers/corpus-4k
   titans tokenizer train corpus/ --vocab-size 8192 --out tokenizers/corpus-8k --json
@@ -18,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("action", choices=["train"], help="what to do")
     parser.add_argument("text", help="a text or JSONL file (also .gz), or a folder of them")
-    parser.add_argument("--vocab-size", type=int, default=4096, help="default: %(default)s")
+    parser.add_argument("--vocab-size", type=whole(), default=4096, help="default: %(default)s")
     parser.add_argument("--out", required=True, help="folder for the tokenizer")
     parser.add_argument("--text-field", default="text", help="the text's key in JSONL lines")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

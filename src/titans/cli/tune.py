@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from titans.cli.values import number, whole
+
 EXAMPLES = """examples:
   titans tune configs/mqar-mac.yaml --space configs/spaces/mqar.yaml --trials 20
   titans tune configs/mac.yaml --space space.yaml --set data.path=corpus.txt --timeout 3600
@@ -17,8 +19,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("config", help="the run to vary (YAML)")
     parser.add_argument("--space", required=True, help="what to vary (YAML)")
-    parser.add_argument("--trials", type=int, default=20, help="in all (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=None, help="seconds for this call")
+    parser.add_argument("--trials", type=whole(), default=20, help="in all (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=number(above=True), default=None, help="seconds for this call"
+    )
     parser.add_argument("--out", default=None, help="folder (default: the run's, plus -tune)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--report", action="store_true", help="only report on the study")

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from titans.recall.records import Recalled
-from titans.recall.text import printable
+from titans.terminal import printable
 
 SYSTEM = "You are a helpful assistant."
 RULES = (

@@ -24,8 +24,6 @@ SUFFIXES = ("ing", "ed", "es", "s")
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1780-\u17ff]")
 _WORD = re.compile(r"\w+")
 _ACCENTS = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
-_ACTING = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-_JOINERS = "\u200c\u200d"
 _SENTENCE_END = re.compile(r"(?<=[.!?\u3002\uff01\uff1f])\s+")
 
 
@@ -69,19 +67,6 @@ def terms(text: str, *, skip: Iterable[str] = ()) -> list[str]:
     """
     dropped = STOP_WORDS.union(skip)
     return [fold(stem(word)) for word in words(text) if word not in dropped]
-
-
-def printable(text: str) -> str:
-    """A text on one line of a terminal or a prompt, as it is read: what would act is escaped.
-
-    Line breaks, terminal codes and marks that turn the direction of writing are shown as in a
-    Python string; the joiners of emoji and of Persian and Indic letters stay.
-    """
-    return "".join(_shown(c) if unicodedata.category(c) in _ACTING else c for c in text)
-
-
-def _shown(character: str) -> str:
-    return character if character in _JOINERS else repr(character)[1:-1]
 
 
 def sentences(text: str) -> list[str]:
