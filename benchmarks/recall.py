@@ -33,12 +33,12 @@ from titans.evaluation.locomo import (
 from titans.evaluation.records import machine_name
 from titans.files import source_commit
 from titans.recall import TextMemory, load_encoder
-from titans.recall.features import FEATURES
-from titans.recall.fusion import FusionWeights, fit_fusion, fusion_json, load_fusion
-from titans.recall.store import Passage, Row
+from titans.recall.search.features import FEATURES
+from titans.recall.search.fusion import FusionWeights, fit_fusion, fusion_json, load_fusion
+from titans.recall.store import StoredPassage, StoredRecord
 from titans.recall.store.connection import files_of
-from titans.recall.text import terms
-from titans.recall.views import TOKEN_DIM
+from titans.recall.text.passages import TOKEN_DIM
+from titans.recall.text.words import terms
 
 SEVEN = ("in_context", "in_context_near", "bare", "bare_near", "lexical", "lexical_wide", "speaker")
 """The features of a plain hybrid search with neighbours and speakers."""
@@ -62,10 +62,10 @@ def fill(path: Path, count: int) -> None:
                 vectors = drawn.standard_normal((2, encoder.dim)).astype(np.float32)
                 vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
                 tokens = drawn.integers(-30, 30, (14, TOKEN_DIM), dtype=np.int8)
-                passage = Passage(
+                passage = StoredPassage(
                     terms(text), 0, vectors.astype(np.float16).tobytes(), tokens.tobytes()
                 )
-                row = Row(
+                row = StoredRecord(
                     *(0, f"r{i}", text, rng.choice(["Ann", "Bob"]), begin + 60_000_000 * i),
                     *(None, 50.0 + rng.random(), bool(i % 4), "made up", None, None),
                 )
@@ -73,7 +73,7 @@ def fill(path: Path, count: int) -> None:
                 if i % 4:
                     keys = np.stack([vectors, vectors]).astype(np.float16)
                     write = keys.tobytes()
-                seq = memory.store.add(scope, row, [passage], write)
+                seq = memory.store.add_record(scope, row, [passage], write)
                 if i % 2000 == 0:
                     print(f"\rfilling {i}/{count}", end="", file=sys.stderr)
                 if i % (count // 8) == 0 or i == count - 1:
@@ -232,7 +232,7 @@ def fit(data: Path, write: bool) -> dict[str, object]:
     weights = {m: fit_fusion(everything, m) for m in (True, False)}
     if write:
         note = f"fitted to {len(everything)} questions: docs/recall-fusion-card.md"
-        target = Path(__file__).parents[1] / "src/titans/recall/fusion.json"
+        target = Path(__file__).parents[1] / "src/titans/recall/search/fusion.json"
         target.write_text(fusion_json(weights, note), encoding="utf-8")
     report: dict[str, object] = {name: r.rows() for name, r in results.items()}
     report["shipped_weights_differ_by"] = max(

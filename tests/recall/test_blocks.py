@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from recall.conftest import HASHING
-from titans.recall import TextMemory, blocks
-from titans.recall.index import Entry, ScopeIndex
+from titans.recall import TextMemory
+from titans.recall.search import blocks
+from titans.recall.search.index import ScopeIndex
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
 
@@ -31,7 +32,7 @@ def by_rows(memory: TextMemory) -> ScopeIndex:
     head = memory.store.head("default")
     assert head is not None
     index = ScopeIndex(memory.encoder.dim)
-    index.extend([Entry(*row) for row in memory.store.index_entries(head.id, 0)])
+    index.extend([*memory.store.index_entries(head.scope_id, 0)])
     return index
 
 
@@ -56,9 +57,9 @@ def test_an_index_from_blocks_equals_one_by_rows(tmp_path: Path):
         assert memory.records()[-1].successor_of == "old"
     with reopened(path) as memory:
         head = memory.store.head("default")
-        assert head is not None and memory.store.rows_in_blocks(head.id) >= 56
-        assert_same(memory._scope.index, by_rows(memory))
-        assert memory._scope.index.column("replaced").sum() == 1
+        assert head is not None and memory.store.rows_in_blocks(head.scope_id) >= 56
+        assert_same(memory._replica.index, by_rows(memory))
+        assert memory._replica.index.column("replaced").sum() == 1
 
 
 def test_forgetting_drops_the_blocks_behind_it_and_they_are_made_again(tmp_path: Path):
@@ -67,18 +68,18 @@ def test_forgetting_drops_the_blocks_behind_it_and_they_are_made_again(tmp_path:
         fill(memory)
         head = memory.store.head("default")
         assert head is not None
-        scope = head.id
+        scope = head.scope_id
         kept_before = memory.store.rows_in_blocks(scope)
         memory.forget("30")
         assert 0 < memory.store.rows_in_blocks(scope) < kept_before
         assert memory.store.blocks_until(scope) < 31
         memory.remember("after that", id="after")
         assert memory.store.rows_in_blocks(scope) > 40
-        assert_same(memory._scope.index, by_rows(memory))
+        assert_same(memory._replica.index, by_rows(memory))
     with reopened(path) as memory:
-        assert_same(memory._scope.index, by_rows(memory))
+        assert_same(memory._replica.index, by_rows(memory))
         memory.forget(before=DAY + timedelta(minutes=50))
-        assert_same(reopened(path)._scope.index, by_rows(memory))
+        assert_same(reopened(path)._replica.index, by_rows(memory))
 
 
 def test_two_memories_on_one_store_make_each_block_once(tmp_path: Path):
@@ -89,9 +90,9 @@ def test_two_memories_on_one_store_make_each_block_once(tmp_path: Path):
         one.stats()
         other.stats()
         for memory in (one, other):
-            assert_same(memory._scope.index, by_rows(memory))
+            assert_same(memory._replica.index, by_rows(memory))
     with reopened(path) as memory:
-        assert_same(memory._scope.index, by_rows(memory))
+        assert_same(memory._replica.index, by_rows(memory))
 
 
 def test_scopes_have_blocks_of_their_own(tmp_path: Path):
@@ -102,4 +103,4 @@ def test_scopes_have_blocks_of_their_own(tmp_path: Path):
             b.remember(f"story{i} of bob")
     with TextMemory(path, "a") as a:
         assert {r.text.split()[-1] for r in a.recall("tale story", 30)} == {"ann"}
-        assert len(a._scope.index) == 30
+        assert len(a._replica.index) == 30

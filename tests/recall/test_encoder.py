@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from titans.errors import CheckpointError, ConfigError
-from titans.recall.encoder import (
+from titans.recall.encoder.encoder import (
     HashingEncoder,
     HuggingFaceEncoder,
     MiniLMEncoder,

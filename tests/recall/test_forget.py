@@ -8,7 +8,7 @@ import torch
 from recall.conftest import HASHING
 from titans.errors import DataError
 from titans.recall import TextMemory
-from titans.recall.index import BARE
+from titans.recall.search.index import BARE
 from titans.recall.store import connection
 from titans.recall.store.connection import files_of
 
@@ -43,7 +43,7 @@ def test_nothing_of_a_forgotten_text_is_left_in_any_file(memory: TextMemory, how
 
 def test_forgotten_vectors_are_gone_too(memory: TextMemory):
     fill(memory)
-    vector = memory._scope.index.column("vectors")[7, BARE].tobytes()
+    vector = memory._replica.index.column("vectors")[7, BARE].tobytes()
     assert vector in b"".join(f.read_bytes() for f in files_of(memory.store.path))
     memory.forget("7")
     memory.close()
@@ -51,25 +51,25 @@ def test_forgotten_vectors_are_gone_too(memory: TextMemory):
 
 
 def test_the_neural_state_is_the_replay_of_what_is_left(memory: TextMemory):
-    memory.config = memory._scope.config = HASHING.change(snapshot_every=8)
+    memory.config = memory._replica.config = HASHING.change(snapshot_every=8)
     fill(memory)
-    before = [w.clone() for w in memory._scope.state.weights]
+    before = [w.clone() for w in memory._replica.state.weights]
     memory.forget("7")
-    memory._scope.refresh()
-    after = memory._scope.state
+    memory._replica.refresh()
+    after = memory._replica.state
     state = memory.neural.initial_state()
-    for _, data in memory.store.neural_writes(memory._scope.id, 0, 10**9):
-        state = memory.neural.absorb(state, memory._scope._write_from(data))
+    for _, data in memory.store.neural_writes(memory._replica.scope_id, 0, 10**9):
+        state = memory.neural.absorb(state, memory._replica._write_from(data))
     assert all(torch.equal(a, b) for a, b in zip(after.weights, state.weights, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(after.weights, before, strict=True))
 
 
 def test_no_write_that_stays_holds_the_forgotten_vector(memory: TextMemory):
     fill(memory, count=12)
-    gone = torch.from_numpy(memory._scope.index.bare(7))
+    gone = torch.from_numpy(memory._replica.index.bare(7))
     memory.forget("7")
-    for _, data in memory.store.neural_writes(memory._scope.id, 0, 10**9):
-        write = memory._scope._write_from(data)
+    for _, data in memory.store.neural_writes(memory._replica.scope_id, 0, 10**9):
+        write = memory._replica._write_from(data)
         for vector in (*write.keys, *write.values):
             assert abs(float(torch.cosine_similarity(vector, gone, dim=0))) < 0.5
 

@@ -43,7 +43,7 @@ def test_a_scope_that_was_forgotten_and_made_anew_is_noticed_by_every_handle(pat
 def test_a_first_write_that_is_rolled_back_ties_the_handle_to_nothing(path: Path, monkeypatch):
     with TextMemory(path, "alice", HASHING) as alice, TextMemory(path, "bob", HASHING) as bob:
         with monkeypatch.context() as patched:
-            patched.setattr(alice.store, "add", lambda *_: 1 / 0)
+            patched.setattr(alice.store, "add_record", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 alice.remember("never stored")
         bob.remember("bob's PIN is 4711", id="x", time="2024-01-01")
@@ -61,7 +61,7 @@ def test_numbers_of_scopes_are_never_used_again(path: Path):
             memory.remember("here and gone")
             head = memory.store.head("a")
             assert head is not None
-            seen.append(head.id)
+            seen.append(head.scope_id)
             memory.forget(scope="a")
     assert len(set(seen)) == 3
 
@@ -77,7 +77,7 @@ def test_what_one_scope_writes_moves_nothing_in_another(path: Path):
         for i, text in enumerate(texts):
             memory.remember(text, id=str(i), time="2024-01-01")
         found = [(r.id, r.score) for q in ("zebra", "grass1") for r in memory.recall(q, 12)]
-        return [found, [r.surprise for r in memory.records()], memory._scope.gate()]
+        return [found, [r.surprise for r in memory.records()], memory._replica.gate()]
 
     with TextMemory(path.with_name("alone.db"), "second", HASHING) as memory:
         alone = measure(memory)

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from titans.recall.index import ScopeIndex
-from titans.recall.lexical import K1, WINDOW, B, idf, lexical_scores, make_layout
+from titans.recall.search.index import ScopeIndex
+from titans.recall.search.lexical import K1, WINDOW, B, idf, lexical_scores, make_layout
 
 HOUR = 3_600_000_000
 

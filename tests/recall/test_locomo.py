@@ -17,7 +17,7 @@ from titans.evaluation.locomo import (
     recall_at,
 )
 from titans.recall.encoder import HashingEncoder
-from titans.recall.fusion import fit_fusion, load_fusion
+from titans.recall.search.fusion import fit_fusion, load_fusion
 
 THINGS = "umbrella guitar bicycle telescope kettle violin sofa camera lantern hammock".split()
 

@@ -16,8 +16,8 @@ from titans.recall import (
     export_records,
     import_records,
     preset,
-    search,
 )
+from titans.recall.search import search
 from titans.terminal import printable
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)

@@ -8,10 +8,10 @@ import torch
 
 from titans.errors import DataError, StateError
 from titans.recall import TextMemory, preset
-from titans.recall.block import TurnBlock
 from titans.recall.config import NeuralConfig
 from titans.recall.encoder import HashingEncoder
-from titans.recall.meta import (
+from titans.recall.neural.memory import OnlineMemory
+from titans.recall.neural.meta import (
     MetaConfig,
     Pair,
     embed_texts,
@@ -20,11 +20,11 @@ from titans.recall.meta import (
     measure_retrieval,
     run_episode,
     start_state,
-    train_block,
     train_checkpoint,
+    train_turn,
     value_variance,
 )
-from titans.recall.neural import NeuralScope
+from titans.recall.neural.turn import TurnNetwork
 
 SMALL = NeuralConfig(**{**preset("classic").neural.__dict__, "dim": 16})
 WORDS = "red green blue dog cat bird house tree river stone moon star".split()
@@ -36,41 +36,41 @@ def vectors() -> torch.Tensor:
     return embed_texts(HashingEncoder(32), TEXTS)
 
 
-def gradients(block: TurnBlock, config: MetaConfig, vectors: torch.Tensor, part: str) -> set[str]:
-    block.zero_grad()
-    state = start_state(block, config, torch.Generator().manual_seed(0))
-    losses = run_episode(block, vectors[:6], vectors[6:8], vectors[6:8], state, config)
+def gradients(turn: TurnNetwork, config: MetaConfig, vectors: torch.Tensor, part: str) -> set[str]:
+    turn.zero_grad()
+    state = start_state(turn, config, torch.Generator().manual_seed(0))
+    losses = run_episode(turn, vectors[:6], vectors[6:8], vectors[6:8], state, config)
     getattr(losses, part).backward()
     return {
         name.split(".")[0]
-        for name, p in block.named_parameters()
+        for name, p in turn.named_parameters()
         if p.grad is not None and p.grad.abs().max() > 0
     }
 
 
 def test_first_order_writes_teach_keys_and_values_reads_teach_queries(vectors):
-    block = TurnBlock(32, SMALL)
+    turn = TurnNetwork(32, SMALL)
     config = MetaConfig()
-    assert gradients(block, config, vectors, "write") == {"projection", "key", "value"}
-    assert gradients(block, config, vectors, "read") == {"projection", "query"}
+    assert gradients(turn, config, vectors, "write") == {"projection", "key", "value"}
+    assert gradients(turn, config, vectors, "read") == {"projection", "query"}
 
 
 def test_second_order_reads_teach_keys_values_and_the_initial_memory(vectors):
-    found = gradients(TurnBlock(32, SMALL), MetaConfig(second_order=True), vectors, "read")
+    found = gradients(TurnNetwork(32, SMALL), MetaConfig(second_order=True), vectors, "read")
     assert found == {"projection", "query", "key", "value", "initial_memory"}
 
 
 def test_the_full_turn_teaches_attention_and_persistent_vectors(vectors):
-    found = gradients(TurnBlock(32, SMALL), MetaConfig(full_turn=True), vectors, "write")
+    found = gradients(TurnNetwork(32, SMALL), MetaConfig(full_turn=True), vectors, "write")
     assert {"attention", "persistent", "norm"} <= found
 
 
 def test_an_episode_by_hand(vectors):
     """Losses of a first-order episode against the formulas with autograd."""
-    block = TurnBlock(32, SMALL)
+    turn = TurnNetwork(32, SMALL)
     config = MetaConfig()
-    state = start_state(block, config, torch.Generator().manual_seed(3))
-    ours = run_episode(block, vectors[:6], vectors[6:8], vectors[6:8], state, config)
+    state = start_state(turn, config, torch.Generator().manual_seed(3))
+    ours = run_episode(turn, vectors[:6], vectors[6:8], vectors[6:8], state, config)
     weights = [w[0, 0].clone() for w in state.weights]
     momentum = [torch.zeros_like(w) for w in weights]
 
@@ -79,8 +79,8 @@ def test_an_episode_by_hand(vectors):
 
     total = 0.0
     for pooled in vectors[:6]:
-        s = torch.nn.functional.normalize(block.projection(pooled), dim=-1)
-        key, value = block.key(s).detach(), block.value(s).detach()
+        s = torch.nn.functional.normalize(turn.projection(pooled), dim=-1)
+        key, value = turn.key(s).detach(), turn.value(s).detach()
         live = [w.clone().requires_grad_(True) for w in weights]
         loss = (memory(key, live) - value).square().sum()
         total += float(loss.detach())
@@ -88,16 +88,16 @@ def test_an_episode_by_hand(vectors):
         momentum = [0.9 * m - 0.01 * g for m, g in zip(momentum, grads, strict=True)]
         weights = [0.98 * w + m for w, m in zip(weights, momentum, strict=True)]
     assert float(ours.write.detach()) == pytest.approx(total, rel=1e-4)
-    s = torch.nn.functional.normalize(block.projection(vectors[6:8]), dim=-1)
-    read = (memory(block.query(s), weights) - block.value(s)).square().sum()
+    s = torch.nn.functional.normalize(turn.projection(vectors[6:8]), dim=-1)
+    read = (memory(turn.query(s), weights) - turn.value(s)).square().sum()
     assert float(ours.read.detach()) == pytest.approx(float(read.detach()), rel=1e-4)
 
 
 def test_training_lowers_the_loss_and_keeps_values_apart(vectors):
-    block = TurnBlock(32, SMALL)
+    turn = TurnNetwork(32, SMALL)
     pairs = [Pair(vectors[i] + 0.02, i) for i in range(0, len(vectors), 2)]
-    before = value_variance(block, vectors)
-    curve = train_block(block, vectors, pairs, MetaConfig(epochs=12, learning_rate=3e-3))
+    before = value_variance(turn, vectors)
+    curve = train_turn(turn, vectors, pairs, MetaConfig(epochs=12, learning_rate=3e-3))
     totals = [row["write"] + row["read"] + row["contrast"] for row in curve]
     assert totals[-1] < 0.8 * totals[0]
     assert curve[-1]["value_variance"] > 0.8 * before
@@ -105,14 +105,14 @@ def test_training_lowers_the_loss_and_keeps_values_apart(vectors):
 
 @pytest.mark.slow
 def test_without_the_contrastive_term_values_do_collapse(vectors):
-    block = TurnBlock(32, SMALL)
-    curve = train_block(block, vectors, [], MetaConfig(epochs=30, learning_rate=1e-2, contrast=0.0))
+    turn = TurnNetwork(32, SMALL)
+    curve = train_turn(turn, vectors, [], MetaConfig(epochs=30, learning_rate=1e-2, contrast=0.0))
     assert curve[-1]["value_variance"] < 0.5 * curve[0]["value_variance"]
 
 
 def test_too_few_texts_are_an_error(vectors):
     with pytest.raises(DataError, match="an episode takes 8 texts, there are 7"):
-        train_block(TurnBlock(32, SMALL), vectors[:7], [], MetaConfig())
+        train_turn(TurnNetwork(32, SMALL), vectors[:7], [], MetaConfig())
 
 
 def test_a_checkpoint_opens_a_store_and_a_wrong_one_is_refused(tmp_path: Path):
@@ -131,11 +131,11 @@ def test_a_checkpoint_opens_a_store_and_a_wrong_one_is_refused(tmp_path: Path):
         memory.remember("the red dog is near the house")
         assert len(memory.recall("red dog", 1, threshold=0)) == 1
     with pytest.raises(StateError, match="does not fit"):
-        NeuralScope(32, preset("classic").neural, str(tmp_path / "m.safetensors"))
+        OnlineMemory(32, preset("classic").neural, str(tmp_path / "m.safetensors"))
 
 
 def test_retrieval_of_the_encoder_is_a_yardstick(vectors):
-    found = measure_retrieval(TurnBlock(32, SMALL), vectors[:10], [])
+    found = measure_retrieval(TurnNetwork(32, SMALL), vectors[:10], [])
     assert found["encoder_top1"] == 1.0
 
 
@@ -143,15 +143,15 @@ def test_second_order_training_teaches_recall_in_use(vectors):
     """Measured as the memory is used: the whole turn, from the learned initial memory."""
     mixed = vectors[torch.randperm(len(vectors), generator=torch.Generator().manual_seed(1))]
     held, train = mixed[:24].split(8), mixed[24:]
-    block = TurnBlock(32, SMALL)
+    turn = TurnNetwork(32, SMALL)
 
     def top1() -> float:
-        return sum(measure_retrieval(block, texts, [])["read_top1"] for texts in held) / len(held)
+        return sum(measure_retrieval(turn, texts, [])["read_top1"] for texts in held) / len(held)
 
     before = top1()
     pairs = [Pair(vector, number) for number, vector in enumerate(train)]
     config = MetaConfig(epochs=15, learning_rate=3e-3, second_order=True, full_turn=True)
-    curve = train_block(block, train, pairs, config)
+    curve = train_turn(turn, train, pairs, config)
     assert curve[-1]["contrast"] < 0.5 * curve[0]["contrast"]
     assert top1() > before + 0.15
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from titans.errors import DataError
-from titans.recall import text as texts
 from titans.recall.encoder import HashingEncoder
-from titans.recall.views import split_passages
+from titans.recall.text import words as texts
+from titans.recall.text.passages import split_passages
 
 
 def test_terms_drop_stop_words_and_endings():

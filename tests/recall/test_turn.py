@@ -3,12 +3,12 @@ import pytest
 from titans.errors import GeneratorError
 from titans.recall import ScriptedGenerator, TextMemory
 from titans.recall.prompt import build_prompt, quote
-from titans.recall.records import Parts, Recalled
-from titans.recall.text import parse_time
+from titans.recall.records import Recalled, ScoreParts
+from titans.recall.text.words import parse_time
 
 
 def recalled(text: str, speaker: str | None = "Ann") -> Recalled:
-    return Recalled("1", text, speaker, parse_time("2024-05-01"), 0.5, Parts(0, 0, 0, 0))
+    return Recalled("1", text, speaker, parse_time("2024-05-01"), 0.5, ScoreParts(0, 0, 0, 0))
 
 
 def test_a_turn_remembers_recalls_and_answers(memory: TextMemory):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from titans.recall import RecallConfig, preset
-from titans.recall.block import TurnBlock
 from titans.recall.config import NeuralConfig, neural_from_json, neural_to_json
-from titans.recall.neural import CONTENT, CONTEXT, NeuralScope, Surroundings, Write
-from titans.recall.sketch import sketch_words
+from titans.recall.neural.memory import CONTENT, CONTEXT, OnlineMemory, Surroundings, Write
+from titans.recall.neural.sketch import sketch_words
+from titans.recall.neural.turn import TurnNetwork
 
 
 def silu(x: Tensor) -> Tensor:
@@ -22,46 +22,46 @@ def mlp(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def scope() -> NeuralScope:
-    return NeuralScope(24, NeuralConfig(**{**preset("classic").neural.__dict__, "dim": 16}))
+def scope() -> OnlineMemory:
+    return OnlineMemory(24, NeuralConfig(**{**preset("classic").neural.__dict__, "dim": 16}))
 
 
-def attention_by_hand(block: TurnBlock, s: Tensor, h: Tensor) -> Tensor:
-    x = torch.cat([block.persistent.vectors, h[None], s[None]])
+def attention_by_hand(turn: TurnNetwork, s: Tensor, h: Tensor) -> Tensor:
+    x = torch.cat([turn.persistent.vectors, h[None], s[None]])
     mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
-    n = (x - mean) / (var + block.norm.eps).sqrt() * block.norm.weight + block.norm.bias
-    q, k, v = (n @ block.attention.in_proj_weight.T + block.attention.in_proj_bias).chunk(3, -1)
-    heads, width = block.config.num_attention_heads, block.dim // block.config.num_attention_heads
+    n = (x - mean) / (var + turn.norm.eps).sqrt() * turn.norm.weight + turn.norm.bias
+    q, k, v = (n @ turn.attention.in_proj_weight.T + turn.attention.in_proj_bias).chunk(3, -1)
+    heads, width = turn.config.num_attention_heads, turn.dim // turn.config.num_attention_heads
     mixed = []
     for head in range(heads):
         part = slice(head * width, (head + 1) * width)
         scores = (q[-1, part] @ k[:, part].T / math.sqrt(width)).softmax(-1)
         mixed.append(scores @ v[:, part])
-    out = block.attention.out_proj
+    out = turn.attention.out_proj
     return s + torch.cat(mixed) @ out.weight.T + out.bias
 
 
-def test_every_step_of_the_classic_turn(scope: NeuralScope):
-    block = scope.block
+def test_every_step_of_the_classic_turn(scope: OnlineMemory):
+    turn = scope.turn
     state = scope.initial_state()
-    weights = [w[0].clone() for w in block.initial_memory]
+    weights = [w[0].clone() for w in turn.initial_memory]
     momentum = [torch.zeros_like(w) for w in weights]
     for step in range(5):
         pooled = torch.randn(24, generator=torch.Generator().manual_seed(step))
         seen = scope.observe(pooled, state, Surroundings({}))
         # 1. s = normalise(W_proj pooled)
-        s = pooled @ block.projection.weight.T + block.projection.bias
+        s = pooled @ turn.projection.weight.T + turn.projection.bias
         s = s / s.norm()
         torch.testing.assert_close(seen.s, s)
         # 2. h = M(W_Q s)
-        h = mlp(s @ block.query.weight.T + block.query.bias, *weights)
+        h = mlp(s @ turn.query.weight.T + turn.query.bias, *weights)
         torch.testing.assert_close(seen.h, h)
         # 3. attention over [p | h | s], last position
-        y = attention_by_hand(block, s, h)
+        y = attention_by_hand(turn, s, h)
         torch.testing.assert_close(seen.y, y)
         # 4. surprise and write, at float16 keys and values
-        key = (y @ block.key.weight.T + block.key.bias).half().float()
-        value = (y @ block.value.weight.T + block.value.bias).half().float()
+        key = (y @ turn.key.weight.T + turn.key.bias).half().float()
+        value = (y @ turn.value.weight.T + turn.value.bias).half().float()
         torch.testing.assert_close(seen.write.keys[0], key, atol=1e-3, rtol=1e-3)
         key, value = seen.write.keys[0], seen.write.values[0]
         parameters = [w.clone().requires_grad_(True) for w in weights]
@@ -74,7 +74,7 @@ def test_every_step_of_the_classic_turn(scope: NeuralScope):
         for ours, expected in zip(state.weights, weights, strict=True):
             torch.testing.assert_close(ours[0, 0], expected, atol=1e-6, rtol=1e-5)
         # 5. o = y * M(y)
-        o = y * mlp(y @ block.query.weight.T + block.query.bias, *weights)
+        o = y * mlp(y @ turn.query.weight.T + turn.query.bias, *weights)
         torch.testing.assert_close(scope.search_vector(seen.y, state), o, atol=1e-5, rtol=1e-4)
 
 
@@ -85,9 +85,9 @@ def test_classic_constants():
     assert (neural.step_size, neural.momentum_decay, neural.forget_gate) == ((0.01,), 0.9, 0.02)
     assert (neural.num_heads, neural.depth, neural.bias) == (1, 2, True)
     assert (config.top_k, config.threshold) == (3, 0.05)
-    block = TurnBlock(384, neural)
-    assert [tuple(w.shape) for w in block.initial_memory] == [(1, 128, 128), (1, 128)] * 2
-    assert float(block.persistent.vectors.detach().std()) == pytest.approx(0.02, rel=0.2)
+    turn = TurnNetwork(384, neural)
+    assert [tuple(w.shape) for w in turn.initial_memory] == [(1, 128, 128), (1, 128)] * 2
+    assert float(turn.persistent.vectors.detach().std()) == pytest.approx(0.02, rel=0.2)
 
 
 def test_classic_memory_forgets_with_a_half_life_of_34_writes():
@@ -95,7 +95,7 @@ def test_classic_memory_forgets_with_a_half_life_of_34_writes():
 
 
 def test_default_turn_puts_nothing_random_before_the_search():
-    scope = NeuralScope(32, NeuralConfig())
+    scope = OnlineMemory(32, NeuralConfig())
     pooled = torch.nn.functional.normalize(torch.randn(32), dim=0)
     seen = scope.observe(pooled, scope.initial_state(), Surroundings({"dog": 5.0}))
     torch.testing.assert_close(seen.y, pooled)
@@ -106,7 +106,7 @@ def test_default_turn_puts_nothing_random_before_the_search():
 
 
 def test_default_write_is_the_delta_rule():
-    scope = NeuralScope(16, NeuralConfig())
+    scope = OnlineMemory(16, NeuralConfig())
     state = scope.initial_state()
     expected = torch.zeros(2, 16, 16)
     for step in range(6):
@@ -124,7 +124,7 @@ def test_default_write_is_the_delta_rule():
 
 
 def test_context_head_writes_a_text_when_its_successor_comes():
-    scope = NeuralScope(8, NeuralConfig())
+    scope = OnlineMemory(8, NeuralConfig())
     unit = torch.eye(8)
     around = Surroundings({"a": 1.0}, (unit[0], unit[1]))
     write = scope.observe(unit[2], scope.initial_state(), around).write
@@ -135,7 +135,7 @@ def test_context_head_writes_a_text_when_its_successor_comes():
     assert not first.values[CONTEXT].any()
 
 
-def test_a_write_survives_its_bytes_and_a_state_its_snapshot(scope: NeuralScope):
+def test_a_write_survives_its_bytes_and_a_state_its_snapshot(scope: OnlineMemory):
     state = scope.initial_state()
     for step in range(3):
         pooled = torch.randn(24, generator=torch.Generator().manual_seed(step))

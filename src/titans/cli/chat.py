@@ -71,7 +71,7 @@ class _Chat:
 
     def loop(self) -> int:
         """Until /quit or the end of the input."""
-        self._note(f"{self.llm.name}; memory: {self.memory.store.path}, scope {self.memory.scope}")
+        self._note(f"{self.llm.name}; memory: {self.memory.store.name}, scope {self.memory.scope}")
         if "SmolLM2-135M" in self.llm.name:
             self._note("a very small model: good for trying things out, often wrong; see --llm")
         self._note(COMMANDS)

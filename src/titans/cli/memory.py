@@ -108,13 +108,12 @@ def _stats(args: argparse.Namespace) -> dict[str, object]:
 def _export(args: argparse.Namespace) -> dict[str, object]:
     from titans.files import writing
     from titans.recall import export_records
-    from titans.recall.store.connection import files_of
 
     with open_memory(args, must_exist=True) as memory:
         if str(args.file) == "-":
             export_records(memory, sys.stdout)
             return {}
-        with writing(args.file, inputs=files_of(memory.store.path)) as file:
+        with writing(args.file, inputs=memory.store.files) as file:
             count = export_records(memory, file)
     return {"exported": count, "file": str(args.file)}
 
@@ -161,7 +160,7 @@ def _train(args: argparse.Namespace) -> dict[str, object]:
 
     from titans.recall.config import classic
     from titans.recall.encoder import load_encoder
-    from titans.recall.meta import MetaConfig, load_questions, load_texts, train_checkpoint
+    from titans.recall.neural.meta import MetaConfig, load_questions, load_texts, train_checkpoint
 
     torch.set_num_threads(1)
     settings = MetaConfig(

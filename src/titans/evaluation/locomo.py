@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from titans.errors import DataError
 from titans.recall.config import RecallConfig
 from titans.recall.encoder import Encoder, TokenVectors, load_encoder
-from titans.recall.fusion import FusionWeights
 from titans.recall.memory import TextMemory
+from titans.recall.search.fusion import FusionWeights
+from titans.recall.store import SQLiteStore
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
 CUTOFFS = (5, 10, 20)
@@ -165,9 +166,9 @@ def fill(
     kept: set[str] | None = None,
 ) -> TextMemory:
     """A new store with the turns of a conversation, or those of them in `kept`."""
-    memory = TextMemory(folder / "locomo.db", conversation.id, config, encoder=encoder)
     # Durability costs most of the time here, and the store is thrown away.
-    memory.store.db.execute("PRAGMA synchronous = OFF")
+    store = SQLiteStore(folder / "locomo.db", is_durable=False)
+    memory = TextMemory(store, conversation.id, config, encoder=encoder)
     for turn in conversation.turns:
         if kept is None or turn.id in kept:
             memory.remember(turn.text, speaker=turn.speaker, time=turn.time, id=turn.id)

@@ -1,8 +1,7 @@
 """Text memory for conversations: remember, recall, forget, without an LLM.
 
-Reading order: `memory` (the whole of it), `writing` and `views` (what is kept of a text), `neural`
-and `block` (the memory in weights), `search`, `features`, `fusion` (from a query to a score),
-`store`, `index` and `blocks`.
+Reading order: `memory` (the whole of it), `writing` and `replica` (a text into a scope), `text`
+(what is kept of it), `neural` (the memory in weights), `search` (from a query to a score), `store`.
 """
 
 from titans.recall.chat import ChatSession as ChatSession

@@ -18,7 +18,7 @@ from titans.recall.prompt import RULES, SYSTEM, build_prompt
 from titans.recall.records import Recalled, Record, Turn
 
 if TYPE_CHECKING:
-    from titans.recall.forget import Forgotten
+    from titans.recall.forgetting import Forgotten
     from titans.recall.memory import TextMemory
 
 LONGEST_LOOP = 400

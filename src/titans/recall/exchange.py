@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from titans.errors import DataError, StoreError
 from titans.recall.memory import TextMemory
 from titans.recall.records import Record
-from titans.recall.text import parse_time
+from titans.recall.text.words import parse_time
 
 FIELDS = ("id", "text", "speaker", "time", "metadata")
 
@@ -24,7 +24,7 @@ def export_records(memory: TextMemory, file: TextIO) -> int:
     memory.store.check_sound()
     if memory.store.head(memory.scope) is None:
         names = ", ".join(memory.store.scopes()) or "none yet"
-        raise StoreError(f"{memory.store.path} has no scope {memory.scope!r}; there is: {names}")
+        raise StoreError(f"{memory.store.name} has no scope {memory.scope!r}; there is: {names}")
     persistent, records = memory.persistent_texts, memory.records()
     for text in persistent:
         file.write(json.dumps({"persistent": text}, ensure_ascii=False) + "\n")

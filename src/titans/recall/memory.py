@@ -18,21 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
-
 from titans.errors import DataError, StoreError
-from titans.recall import forget as forgetting
+from titans.recall import forgetting
 from titans.recall.chat import ChatSession
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, is_built_in, load_encoder
-from titans.recall.features import make_query
-from titans.recall.fusion import load_fusion
 from titans.recall.generator import TextGenerator
-from titans.recall.index import BARE
-from titans.recall.neural import CONTEXT, NeuralScope, Observation
+from titans.recall.neural.memory import Observation, OnlineMemory
 from titans.recall.records import (
     Recalled,
     Record,
@@ -40,21 +32,22 @@ from titans.recall.records import (
     to_microseconds,
     to_record,
 )
-from titans.recall.results import Assembly
-from titans.recall.scope import OpenScope
-from titans.recall.search import Filter, Hits, Searcher
-from titans.recall.store import Row, SQLiteStore
-from titans.recall.store.connection import files_of
-from titans.recall.text import parse_time
-from titans.recall.views import make_views
-from titans.recall.writing import NewText, observe_text, refuse_other_text, write_text
+from titans.recall.replica import Replica
+from titans.recall.search.assembly import Assembly
+from titans.recall.search.fusion import load_fusion
+from titans.recall.search.search import Hits, Searcher
+from titans.recall.store import Filter, Store, StoredRecord, open_store
+from titans.recall.text.passages import encode_passages
+from titans.recall.text.words import parse_time
+from titans.recall.writing import NewText, refuse_other_text, write_text
 
 
 class TextMemory(AbstractContextManager["TextMemory"]):
     """A scope of a store: `remember`, `recall`, `turn`, `forget`.
 
     Args:
-        path: the SQLite file; made if it is not there.
+        place: the path of an SQLite file, made if it is not there; or a store that is open, which
+            is closed with the memory.
         scope: whose memory: a user, an agent, a conversation. Scopes never see each other.
         config: settings; by default those of the store, or the default preset for a new one.
         encoder: an encoder that is loaded already; by default the one `config` names.
@@ -62,7 +55,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
 
     def __init__(
         self,
-        path: str | Path,
+        place: str | Path | Store,
         scope: str = "default",
         config: RecallConfig | None = None,
         *,
@@ -71,24 +64,25 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         if not scope:
             raise ValueError("scope must not be empty")
         self._lock = threading.RLock()
-        self.store = SQLiteStore(path)
+        self.store = open_store(place) if isinstance(place, str | Path) else place
         try:
             self.config = _stored_config(self.store, config)
             if config is None and encoder is None and not is_built_in(self.config.encoder):
                 raise StoreError(
-                    f"{self.store.path} was written with the encoder {self.config.encoder!r}, "
+                    f"{self.store.name} was written with the encoder {self.config.encoder!r}, "
                     "which is not built in. A store does not choose what is loaded: name it again "
                     f"with --encoder {self.config.encoder} (in Python: encoder or config)"
                 )
             self.encoder = encoder or load_encoder(self.config.encoder)
-            self.neural = NeuralScope(self.encoder.dim, self.config.neural, self.config.checkpoint)
+            self.neural = OnlineMemory(self.encoder.dim, self.config.neural, self.config.checkpoint)
             self._claim()
         except BaseException:
             self.store.close()
             raise
-        self._fusion = load_fusion(self.config.use_memory)
         self.scope = scope
-        self._scope = OpenScope(self.store, scope, self.config, self.encoder, self.neural)
+        self._replica = Replica(self.store, scope, self.config, self.encoder, self.neural)
+        self._fusion = load_fusion(self.config.use_memory)
+        self._searcher = Searcher(self._replica, self._fusion)
 
     def _claim(self) -> None:
         """Tie a new store to its encoder and neural configuration, or check that they fit."""
@@ -97,16 +91,16 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             "encoder_setting": self.config.encoder,
             "neural": neural_to_json(self.config.neural),
         }
-        if all(self.store.get_meta(key) == value for key, value in wanted.items()):
+        if all(self.store.setting(key) == value for key, value in wanted.items()):
             return
         with self.store.writing():
             for key, value in wanted.items():
-                found = self.store.get_meta(key)
+                found = self.store.setting(key)
                 if found is None:
-                    self.store.set_meta(key, value)
+                    self.store.set_setting(key, value)
                 elif found != value and key != "encoder_setting":
                     raise StoreError(
-                        f"{self.store.path} was written with {key} {found}, not {value}: open it "
+                        f"{self.store.name} was written with {key} {found}, not {value}: open it "
                         "with the same, or export it and import it into a new store"
                     )
 
@@ -150,25 +144,25 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             known = self._known(record_id, text) if id else None
             if known is not None:
                 return known
-            views = make_views(self.encoder, self.config.pooling, speaker, text)
-            new = NewText(record_id, text, speaker, when, metadata, views)
+            passages = encode_passages(self.encoder, self.config.pooling, speaker, text)
+            new = NewText(record_id, text, speaker, when, metadata, passages)
             return self._write(new)[0]
 
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
         with self.store.reading():
             head = self.store.head(self.scope)
-            row = None if head is None else self.store.find(head.id, record_id)
-            if head is None or row is None:
+            found = None if head is None else self.store.find(head.scope_id, record_id)
+            if head is None or found is None:
                 return None
-            refuse_other_text(row, text, self.scope)
-            return to_record(row, self._linked_ids(head.id, [row]), is_new=False)
+            refuse_other_text(found, text, self.scope)
+            return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
 
     def _write(self, new: NewText) -> tuple[Record, Observation]:
-        done = write_text(self._scope, new)
-        assert self._scope.id is not None
-        links = self._linked_ids(self._scope.id, [done.row])
-        return to_record(done.row, links, is_new=done.is_new), done.observed
+        done = write_text(self._replica, new)
+        assert self._replica.scope_id is not None
+        links = self._linked_ids(self._replica.scope_id, [done.record])
+        return to_record(done.record, links, is_new=done.is_new), done.observed
 
     # Recall
 
@@ -203,56 +197,17 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             speaker=speaker,
         )
         with self._lock, self.store.reading():
-            self._scope.refresh()
-            hits = self._search(query, wanted)
-            return self._assembly(explain).build(hits, k, threshold or 0.0, exclude=None)
+            self._replica.refresh()
+            hits = self._searcher.search(query, wanted)
+            return Assembly(self._replica, self._fusion, explain).build(
+                hits, k, threshold or 0.0, exclude=None
+            )
 
     def search(self, query: str) -> Hits:
         """Every candidate passage with its features: what `recall` ranks (to fit or to study)."""
         with self._lock, self.store.reading():
-            self._scope.refresh()
-            return self._search(query, Filter())
-
-    def _search(self, query: str, wanted: Filter) -> Hits:
-        scope = self._scope
-        allowed = wanted.mask(scope.index)
-        if not len(scope.index) or scope.id is None:
-            return Hits.nothing()
-        if self.config.retrieval == "memory":
-            return self._search_memory(query, allowed)
-        encoded = make_query(self.encoder, self.config.pooling, query, list(scope.index.speakers))
-        answer = self._memory_answer(encoded.first_person)
-        return Searcher(scope, self._fusion).search(encoded, answer, allowed)
-
-    def _memory_answer(self, question: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """What the context head answers to a question, of unit length; None if it knows nothing."""
-        if not self.config.use_memory or self.config.neural.roles != "associative":
-            return None
-        scope = self._scope
-        read = self.neural.read(torch.from_numpy(question), scope.state, scope.centre())
-        found = read[CONTEXT]
-        size = float(found.norm())
-        return (found / size).numpy() if size > 1e-6 else None
-
-    def _search_memory(self, query: str, allowed: NDArray[np.bool_] | None) -> Hits:
-        """The classic retrieval: cosine of o = y * M(y) with every stored vector s."""
-        view = make_views(self.encoder, self.config.pooling, None, query)[0]
-        observed = observe_text(self._scope, query, [view], 0)
-        return self._nearest_to(observed, allowed)
-
-    def _nearest_to(self, observed: Observation, allowed: NDArray[np.bool_] | None) -> Hits:
-        index = self._scope.index
-        o = self.neural.search_vector(observed.y, self._scope.state)
-        bare = torch.from_numpy(index.column("vectors")[:, BARE]).float()
-        with torch.no_grad():
-            stored = self.neural.block.embed(bare)
-            cosine = F.cosine_similarity(stored, o[None], dim=-1).numpy()
-        rows = np.arange(len(index)) if allowed is None else np.flatnonzero(allowed)
-        order = rows[np.argsort(-cosine[rows], kind="stable")]
-        return Hits.by_memory(order, np.clip(cosine[order], 0, 1))
-
-    def _assembly(self, explain: bool = False) -> Assembly:
-        return Assembly(self.store, self._scope, self._fusion, explain)
+            self._replica.refresh()
+            return self._searcher.search(query, Filter())
 
     # Turn
 
@@ -285,18 +240,18 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         """
         _check_text(prompt, None)
         with self._lock:
-            views = make_views(self.encoder, self.config.pooling, speaker, prompt)
+            passages = encode_passages(self.encoder, self.config.pooling, speaker, prompt)
             now = to_microseconds(datetime.now(UTC))
-            new = NewText(uuid.uuid4().hex, prompt, speaker, now, None, views)
+            new = NewText(uuid.uuid4().hex, prompt, speaker, now, None, passages)
             record, observed = self._write(new)
             with self.store.reading():
-                self._scope.refresh()
+                self._replica.refresh()
                 if self.config.retrieval == "memory":
-                    hits = self._nearest_to(observed, None)
+                    hits = self._searcher.search_by_memory(observed)
                 else:
-                    hits = self._search(prompt, Filter())
+                    hits = self._searcher.search(prompt, Filter())
                 wanted = self.config.top_k
-                memories = self._assembly().build(
+                memories = Assembly(self._replica, self._fusion, explain=False).build(
                     hits, wanted + len(known), self.config.threshold, exclude=record.id
                 )
         return record, [m for m in memories if m.text not in known][:wanted]
@@ -327,7 +282,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 return forgetting.forget_scope(self.store, scope)
             until = None if before is None else to_microseconds(parse_time(before))
             return forgetting.forget_records(
-                self.store, self._scope, record_id=id, before=until, progress=progress
+                self._replica, record_id=id, before=until, progress=progress
             )
 
     # Looking around
@@ -336,36 +291,36 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         """A record by its id."""
         with self._lock, self.store.reading():
             head = self.store.head(self.scope)
-            row = None if head is None else self.store.find(head.id, id)
-            if head is None or row is None:
+            found = None if head is None else self.store.find(head.scope_id, id)
+            if head is None or found is None:
                 return None
-            return to_record(row, self._linked_ids(head.id, [row]), is_new=False)
+            return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
 
     def records(self) -> list[Record]:
         """Every record of the scope in the order of writing."""
         with self._lock, self.store.reading():
             head = self.store.head(self.scope)
-            rows = [] if head is None else list(self.store.all_rows(head.id))
-            ids = {row.seq: row.id for row in rows}
-            return [to_record(row, ids, is_new=False) for row in rows]
+            found = [] if head is None else list(self.store.list_records(head.scope_id))
+            ids = {record.seq: record.id for record in found}
+            return [to_record(record, ids, is_new=False) for record in found]
 
     def stats(self) -> dict[str, Any]:
         """How much the scope holds and how surprised it was."""
         with self._lock, self.store.reading():
-            self._scope.refresh()
-            scope = self._scope.id
-            counts = self.store.counts(scope) if scope is not None else {"records": 0}
-            surprise = self._scope.index.column("surprise")
+            self._replica.refresh()
+            number = self._replica.scope_id
+            counts = self.store.counts(number) if number is not None else {"records": 0}
+            surprise = self._replica.index.column("surprise")
             return {
-                "store": str(self.store.path),
+                "store": str(self.store.name),
                 "scope": self.scope,
                 "scopes": len(self.store.scopes()),
-                "encoder": self.store.get_meta("encoder"),
+                "encoder": self.store.setting("encoder"),
                 **counts,
                 "mean_surprise": float(surprise.mean()) if len(surprise) else None,
-                "gate": self._scope.gate(),
-                "neural_state_bytes": sum(w.nbytes for w in self._scope.state.weights),
-                "file_bytes": sum(p.stat().st_size for p in files_of(self.store.path)),
+                "gate": self._replica.gate(),
+                "neural_state_bytes": sum(w.nbytes for w in self._replica.state.weights),
+                "file_bytes": self.store.size,
             }
 
     @property
@@ -373,26 +328,27 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         """Texts that stand in every prompt of this scope."""
         with self._lock, self.store.reading():
             head = self.store.head(self.scope)
-            return [] if head is None else self.store.persistent_texts(head.id)
+            return [] if head is None else self.store.persistent_texts(head.scope_id)
 
     @persistent_texts.setter
     def persistent_texts(self, texts: Sequence[str]) -> None:
         for text in texts:
             _check_text(text, None)
-        with self._lock, self.store.writing():
+        with self._lock, self.store.writing(self.scope):
             self.store.set_persistent_texts(self.store.create_scope(self.scope), texts)
 
-    def _linked_ids(self, scope: int, rows: list[Row]) -> dict[int, str]:
-        linked = {s for r in rows for s in (r.duplicate_of, r.successor_of) if s is not None}
-        return {seq: row.id for seq, row in self.store.rows(scope, sorted(linked)).items()}
+    def _linked_ids(self, scope_id: int, records: list[StoredRecord]) -> dict[int, str]:
+        linked = {s for r in records for s in (r.duplicate_of, r.successor_of) if s is not None}
+        found = self.store.records(scope_id, sorted(linked))
+        return {seq: record.id for seq, record in found.items()}
 
 
-def _stored_config(store: SQLiteStore, config: RecallConfig | None) -> RecallConfig:
+def _stored_config(store: Store, config: RecallConfig | None) -> RecallConfig:
     """The settings to open a store with: those given, else the store's own encoder and memory."""
     if config is not None:
         return config
     config = RecallConfig()
-    neural, encoder = store.get_meta("neural"), store.get_meta("encoder_setting")
+    neural, encoder = store.setting("neural"), store.setting("encoder_setting")
     if neural is not None and encoder is not None:
         parsed = neural_from_json(neural)
         config = config.change(encoder=encoder, neural=parsed)

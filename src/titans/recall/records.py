@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from titans.recall.store import Row
+from titans.recall.store import StoredRecord
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,7 +37,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ScoreParts:
     """What the score rests on, each in [0, 1]."""
 
     lexical: float
@@ -56,7 +56,7 @@ class Recalled:
     time: datetime
     score: float
     """In [0, 1]: how likely it is that this record answers the query."""
-    parts: Parts
+    parts: ScoreParts
     passage: str | None = None
     """The part of a long text that answers; None if the text is one passage."""
     metadata: dict[str, Any] | None = None
@@ -98,22 +98,22 @@ def from_microseconds(value: int) -> datetime:
     return _EPOCH + timedelta(microseconds=value)
 
 
-def to_record(row: Row, ids: dict[int, str], is_new: bool = True) -> Record:
-    """A stored row as users see it.
+def to_record(stored: StoredRecord, ids: dict[int, str], is_new: bool = True) -> Record:
+    """A stored record as users see it.
 
     Args:
-        ids: seq -> id of the records that the row is linked to.
+        ids: seq -> id of the records that it is linked to.
     """
     return Record(
-        id=row.id,
-        text=row.text,
-        speaker=row.speaker,
-        time=from_microseconds(row.time),
-        metadata=row.metadata,
-        surprise=row.surprise,
-        written=row.written,
-        reason=row.reason,
-        duplicate_of=None if row.duplicate_of is None else ids.get(row.duplicate_of),
-        successor_of=None if row.successor_of is None else ids.get(row.successor_of),
+        id=stored.id,
+        text=stored.text,
+        speaker=stored.speaker,
+        time=from_microseconds(stored.time),
+        metadata=stored.metadata,
+        surprise=stored.surprise,
+        written=stored.written,
+        reason=stored.reason,
+        duplicate_of=None if stored.duplicate_of is None else ids.get(stored.duplicate_of),
+        successor_of=None if stored.successor_of is None else ids.get(stored.successor_of),
         is_new=is_new,
     )

@@ -1,12 +1,31 @@
 """Where records are kept: `base` (what a store is), `sqlite` (the one that ships).
 
 Reading order: `base`, `connection` (the file, transactions, errors), `sqlite` (records and what
-belongs to them), `deletion`, `migrations` (the schema), `seal` (checksums), `inspection`.
+belongs to them), `deletion`, `migrations` (the schema), `seal` (checksums).
 """
 
+from pathlib import Path
+
+from titans.recall.store.base import Filter as Filter
 from titans.recall.store.base import Head as Head
-from titans.recall.store.base import Passage as Passage
-from titans.recall.store.base import Row as Row
+from titans.recall.store.base import IndexEntry as IndexEntry
+from titans.recall.store.base import Store as Store
+from titans.recall.store.base import StoredPassage as StoredPassage
+from titans.recall.store.base import StoredRecord as StoredRecord
 from titans.recall.store.sqlite import SQLiteStore as SQLiteStore
 
-__all__ = ["Head", "Passage", "Row", "SQLiteStore"]
+__all__ = [
+    "Filter",
+    "Head",
+    "IndexEntry",
+    "SQLiteStore",
+    "Store",
+    "StoredPassage",
+    "StoredRecord",
+    "open_store",
+]
+
+
+def open_store(place: str | Path) -> Store:
+    """The store at a place, made if it is not there: the path of an SQLite file."""
+    return SQLiteStore(place)

@@ -24,10 +24,16 @@ BUSY_SECONDS = 30.0
 
 
 class Connection:
-    """An open store's file. Not for several threads at once: the caller holds a lock."""
+    """An open store's file. Not for several threads at once: the caller holds a lock.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        is_durable: False only for stores that are thrown away: faster, and a loss of power may
+            damage the file.
+    """
+
+    def __init__(self, path: str | Path, *, is_durable: bool = True) -> None:
         self.path = Path(path)
+        self._is_durable = is_durable
         if str(path) == ":memory:":
             raise StoreError(
                 "':memory:' is no file, so nothing would be remembered: give the path of a file"
@@ -53,7 +59,7 @@ class Connection:
             self._wait_for_others(BUSY_SECONDS)
             self._enter_wal()
             # A commit survives loss of power, not only of the process.
-            self.db.execute("PRAGMA synchronous = FULL")
+            self.db.execute(f"PRAGMA synchronous = {'FULL' if self._is_durable else 'OFF'}")
             self.db.execute("PRAGMA secure_delete = ON")
             self.db.execute("PRAGMA foreign_keys = OFF")
             self.db.execute(f"PRAGMA mmap_size = {MMAP_BYTES}")
@@ -103,18 +109,33 @@ class Connection:
         """Let go of the file."""
         self.db.close()
 
+    @property
+    def name(self) -> str:
+        """The file's path, for messages."""
+        return str(self.path)
+
+    @property
+    def files(self) -> list[Path]:
+        """The store's file and those that SQLite keeps beside it."""
+        return files_of(self.path)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.stat().st_size for file in self.files)
+
     # Transactions
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """One transaction that sees the newest state and excludes other writers."""
+    def writing(self, scope: str | None = None) -> Iterator[None]:
+        """One transaction that sees the newest state and excludes other writers of the file."""
         with self._translated("written"):
             self.db.execute("BEGIN IMMEDIATE")
             try:
-                mark = self.get_meta("scrub")
+                mark = self.setting("scrub")
                 yield
                 self._check_place()
-                due = self.get_meta("scrub")
+                due = self.setting("scrub")
                 self.db.execute("COMMIT")
             except BaseException:
                 if self.db.in_transaction:
@@ -171,19 +192,19 @@ class Connection:
 
     def request_scrub(self) -> None:
         """Have the file rewritten after this transaction; inside `writing()`."""
-        self.set_meta("scrub", f"rewrite {uuid.uuid4().hex}")
+        self.set_setting("scrub", f"rewrite {uuid.uuid4().hex}")
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing that was forgotten is left in any file of the store."""
-        return self.get_meta("scrub") is None
+        return self.setting("scrub") is None
 
     def _scrub(self, wait: float) -> None:
         """Write the file anew without free pages and empty its log, if a mark asks for it.
 
         What cannot be done now, because a process is reading or the disk is full, stays marked.
         """
-        mark = self.get_meta("scrub")
+        mark = self.setting("scrub")
         if mark is None:
             return
         self._wait_for_others(wait)
@@ -200,15 +221,15 @@ class Connection:
                 self.db.execute("DELETE FROM meta WHERE key = 'scrub' AND value = ?", (done,))
         self._wait_for_others(BUSY_SECONDS)
 
-    # Rows
+    # Settings and rows
 
-    def get_meta(self, key: str) -> str | None:
+    def setting(self, key: str) -> str | None:
         """A setting of the store."""
         found = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if found is None else str(found[0])
 
-    def set_meta(self, key: str, value: str) -> None:
-        """Set it; inside `writing()`."""
+    def set_setting(self, key: str, value: str) -> None:
+        """Set it."""
         self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def insert(self, table: str, *values: Value, replace: bool = False) -> None:
@@ -232,13 +253,17 @@ class Connection:
     def checked(self, table: str, row: tuple[Value, ...]) -> tuple[Value, ...]:
         """A row without its checksum, which must fit."""
         if not is_sound(row):
-            place = ", ".join(
-                f"{name} {value}"
-                for name, value in zip(SEALED[table], row, strict=False)
-                if name in ("seq", "scope", "passage", "position", "last_seq")
-            )
-            raise self.damage(f"a row of {table} ({place}) is not what was written")
+            raise self.damage(f"{self.describe(table, row)} is not what was written")
         return row[:-1]
+
+    def describe(self, table: str, row: tuple[Value, ...]) -> str:
+        """Which row this is, for a message."""
+        place = ", ".join(
+            f"{name} {value}"
+            for name, value in zip(SEALED[table], row, strict=False)
+            if name in ("seq", "scope", "passage", "position", "last_seq")
+        )
+        return f"a row of {table} ({place})"
 
     def damage(self, found: str) -> StoreError:
         """The error for content that cannot have been written like this."""

@@ -9,19 +9,19 @@ SCOPED = ("records", "neural_writes", "snapshots", "persistent_texts", "index_bl
 """Tables with a column `scope`, passages left out."""
 
 
-def delete_scope(store: Connection, scope: int) -> None:
+def delete_scope(store: Connection, scope_id: int) -> None:
     """Remove a scope with everything in it, its name included."""
     db = store.db
     passages = "(SELECT id FROM passages WHERE scope = ?)"
-    db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}", (scope,))
+    db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}", (scope_id,))
     terms = "(SELECT id FROM terms WHERE scope = ?)"
-    db.execute(f"DELETE FROM postings WHERE term IN {terms}", (scope,))
+    db.execute(f"DELETE FROM postings WHERE term IN {terms}", (scope_id,))
     for table in (*SCOPED, "passages"):
-        db.execute(f"DELETE FROM {table} WHERE scope = ?", (scope,))
-    db.execute("DELETE FROM scopes WHERE id = ?", (scope,))
+        db.execute(f"DELETE FROM {table} WHERE scope = ?", (scope_id,))
+    db.execute("DELETE FROM scopes WHERE id = ?", (scope_id,))
 
 
-def delete_records(store: Connection, scope: int, seqs: Sequence[int]) -> None:
+def delete_records(store: Connection, scope_id: int, seqs: Sequence[int]) -> None:
     """Remove records with all that belongs to them."""
     db = store.db
     db.execute("CREATE TEMP TABLE IF NOT EXISTS gone (seq INTEGER PRIMARY KEY)")
@@ -29,36 +29,36 @@ def delete_records(store: Connection, scope: int, seqs: Sequence[int]) -> None:
     db.executemany("INSERT INTO gone VALUES (?)", [(seq,) for seq in seqs])
     in_gone = "IN (SELECT seq FROM gone)"
     passages = f"(SELECT id FROM passages WHERE seq {in_gone})"
-    _delete_postings(store, scope, passages)
+    _delete_postings(store, scope_id, passages)
     db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}")
     for table in ("passages", "neural_writes", "records"):
         db.execute(f"DELETE FROM {table} WHERE seq {in_gone}")
     # Blocks have no gaps, and snapshots hold all that was written before: both go from the first.
     for table, column in (("index_blocks", "last_seq"), ("snapshots", "seq")):
-        db.execute(f"DELETE FROM {table} WHERE scope = ? AND {column} >= ?", (scope, min(seqs)))
-    _mend_links(store, scope, in_gone)
+        db.execute(f"DELETE FROM {table} WHERE scope = ? AND {column} >= ?", (scope_id, min(seqs)))
+    _mend_links(store, scope_id, in_gone)
     db.execute("DELETE FROM gone")
     db.execute(
         "UPDATE scopes SET generation = generation + 1, last_seq ="
         " (SELECT coalesce(max(seq), 0) FROM records WHERE scope = scopes.id) WHERE id = ?",
-        (scope,),
+        (scope_id,),
     )
 
 
-def _delete_postings(store: Connection, scope: int, passages: str) -> None:
+def _delete_postings(store: Connection, scope_id: int, passages: str) -> None:
     db = store.db
     query = f"SELECT count(*), term FROM postings WHERE passage IN {passages} GROUP BY term"
     counted = db.execute(query).fetchall()
     db.execute(f"DELETE FROM postings WHERE passage IN {passages}")
     db.executemany("UPDATE terms SET num_passages = num_passages - ? WHERE id = ?", counted)
-    db.execute("DELETE FROM terms WHERE scope = ? AND num_passages = 0", (scope,))
+    db.execute("DELETE FROM terms WHERE scope = ? AND num_passages = 0", (scope_id,))
 
 
-def _mend_links(store: Connection, scope: int, in_gone: str) -> None:
+def _mend_links(store: Connection, scope_id: int, in_gone: str) -> None:
     """Cut links to what is gone. A group whose first record is gone is led by the next one."""
     leaders: dict[Value, Value] = {}
     where = f"scope = ? AND (successor_of {in_gone} OR duplicate_of {in_gone}) ORDER BY seq"
-    for row in list(store.select("records", where, scope)):
+    for row in list(store.select("records", where, scope_id)):
         *kept, duplicate_of, successor_of = row
         gone = store.db.execute(
             f"SELECT ? {in_gone}, ? {in_gone}", (duplicate_of, successor_of)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from titans.recall.store.seal import SEALED, seal
-from titans.recall.text import fold
+from titans.recall.text.words import fold
 
 APPLICATION_ID = 0x7469746E  # "titn": what `file` shows, and how another program's file is told
 

@@ -7,16 +7,16 @@ query names its scope. The store knows no encoder and no memory: it keeps bytes.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.store import deletion
-from titans.recall.store.base import Head, Passage, Row
+from titans.recall.store import deletion, inspection
+from titans.recall.store.base import Filter, Head, IndexEntry, StoredPassage, StoredRecord
 from titans.recall.store.connection import Connection
-from titans.recall.store.seal import SEALED
+from titans.recall.store.seal import SEALED, Value
 
 
 class SQLiteStore(Connection):
@@ -24,34 +24,40 @@ class SQLiteStore(Connection):
 
     # Scopes
 
-    def head(self, name: str) -> Head | None:
+    def head(self, scope: str) -> Head | None:
         """How far a scope has come; None if nothing was ever stored under this name."""
         query = "SELECT id, generation, last_seq FROM scopes WHERE name = ?"
-        found = self.db.execute(query, (name,)).fetchone()
+        found = self.db.execute(query, (scope,)).fetchone()
         return None if found is None else Head(*found)
 
-    def create_scope(self, name: str) -> int:
-        """The number of a scope, new if need be; inside `writing()`."""
-        self.db.execute("INSERT OR IGNORE INTO scopes (name) VALUES (?)", (name,))
-        found = self.head(name)
+    def create_scope(self, scope: str) -> int:
+        """The number of a scope, new if need be."""
+        self.db.execute("INSERT OR IGNORE INTO scopes (name) VALUES (?)", (scope,))
+        found = self.head(scope)
         assert found is not None
-        return found.id
+        return found.scope_id
 
     def scopes(self) -> list[str]:
-        """The names of all scopes."""
+        """The names of all scopes, sorted."""
         return [str(r[0]) for r in self.db.execute("SELECT name FROM scopes ORDER BY name")]
 
     # Records
 
-    def add(self, scope: int, row: Row, passages: Sequence[Passage], writes: bytes | None) -> int:
-        """Store a record with everything that belongs to it; returns its seq (`row.seq` unused)."""
+    def add_record(
+        self,
+        scope_id: int,
+        record: StoredRecord,
+        passages: Sequence[StoredPassage],
+        neural_write: bytes | None,
+    ) -> int:
+        """Store a record with everything that belongs to it; returns its seq."""
         seq = self._next("records")
-        self.insert("records", *sealed_record(scope, seq, row))
+        self.insert("records", *sealed_record(scope_id, seq, record))
         for passage in passages:
-            self._add_passage(scope, seq, passage)
-        if writes is not None:
-            self.insert("neural_writes", seq, scope, writes)
-        self.db.execute("UPDATE scopes SET last_seq = ? WHERE id = ?", (seq, scope))
+            self._add_passage(scope_id, seq, passage)
+        if neural_write is not None:
+            self.insert("neural_writes", seq, scope_id, neural_write)
+        self.db.execute("UPDATE scopes SET last_seq = ? WHERE id = ?", (seq, scope_id))
         return seq
 
     def _next(self, table: str) -> int:
@@ -59,160 +65,203 @@ class SQLiteStore(Connection):
         found = self.db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,))
         return int((found.fetchone() or (0,))[0]) + 1
 
-    def _add_passage(self, scope: int, seq: int, passage: Passage) -> None:
+    def _add_passage(self, scope_id: int, seq: int, passage: StoredPassage) -> None:
         number = self._next("passages")
         terms = passage.terms
-        self.insert("passages", number, scope, seq, len(terms), passage.flags, passage.vectors)
+        self.insert("passages", number, scope_id, seq, len(terms), passage.flags, passage.vectors)
         self.insert("passage_tokens", number, passage.tokens)
         for term, count in Counter(terms).items():
             self.db.execute(
                 "INSERT INTO terms (scope, term, num_passages) VALUES (?, ?, 1)"
                 " ON CONFLICT (scope, term) DO UPDATE SET num_passages = num_passages + 1",
-                (scope, term),
+                (scope_id, term),
             )
             self.db.execute(
                 "INSERT INTO postings SELECT id, ?, ? FROM terms WHERE scope = ? AND term = ?",
-                (number, count, scope, term),
+                (number, count, scope_id, term),
             )
 
-    def find(self, scope: int, record_id: str) -> Row | None:
+    def find(self, scope_id: int, record_id: str) -> StoredRecord | None:
         """A record by its id."""
-        found = next(self.select("records", "scope = ? AND id = ?", scope, record_id), None)
-        return None if found is None else _row(found)
+        found = next(self.select("records", "scope = ? AND id = ?", scope_id, record_id), None)
+        return None if found is None else _record(found)
 
-    def rows(self, scope: int, seqs: Sequence[int]) -> dict[int, Row]:
+    def records(self, scope_id: int, seqs: Sequence[int]) -> dict[int, StoredRecord]:
         """Records by their seq."""
-        found: dict[int, Row] = {}
+        found: dict[int, StoredRecord] = {}
         for part in _parts(seqs):
             where = f"scope = ? AND seq IN ({_marks(part)})"
-            rows = map(_row, self.select("records", where, scope, *part))
-            found.update({row.seq: row for row in rows})
+            records = map(_record, self.select("records", where, scope_id, *part))
+            found.update({record.seq: record for record in records})
         return found
 
-    def all_rows(self, scope: int, before: int | None = None) -> Iterator[Row]:
-        """Every record of a scope in the order of writing, or those with a time before `before`."""
-        if before is None:
-            return map(_row, self.select("records", "scope = ? ORDER BY seq", scope))
-        where = "scope = ? AND time < ? ORDER BY seq"
-        return map(_row, self.select("records", where, scope, before))
+    def list_records(
+        self,
+        scope_id: int,
+        wanted: Filter | None = None,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[StoredRecord]:
+        """The records of a scope, or those that are wanted, in the order of writing."""
+        conditions: list[str] = ["scope = ?"]
+        values: list[Value] = [scope_id]
+        for condition, value in (
+            ("time < ?", None if wanted is None else wanted.before),
+            ("time >= ?", None if wanted is None else wanted.after),
+            ("speaker = ?", None if wanted is None else wanted.speaker),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values.append(value)
+        order = f"ORDER BY seq {'DESC' if newest_first else 'ASC'} LIMIT ?"
+        where = f"{' AND '.join(conditions)} {order}"
+        # A negative limit is none.
+        return map(_record, self.select("records", where, *values, -1 if limit is None else limit))
 
-    def successor_id(self, scope: int, seq: int) -> str | None:
+    def successor_id(self, scope_id: int, seq: int) -> str | None:
         """The id of the record that updates this one."""
         query = "SELECT id FROM records WHERE scope = ? AND successor_of = ? ORDER BY seq LIMIT 1"
-        found = self.db.execute(query, (scope, seq)).fetchone()
+        found = self.db.execute(query, (scope_id, seq)).fetchone()
         return None if found is None else str(found[0])
 
     # What the index and the neural memory load
 
-    def index_entries(self, scope: int, after_seq: int) -> list[tuple[Any, ...]]:
-        """The passages of the records after `after_seq`, in the order of `index.Entry`."""
-        found: list[tuple[Any, ...]] = []
+    def index_entries(self, scope_id: int, after_seq: int) -> list[IndexEntry]:
+        """The passages of the records after `after_seq`, in the order of writing."""
+        found: list[IndexEntry] = []
         where = "scope = ? AND seq > ? ORDER BY seq, id"
-        rows = self.select("records", "scope = ? AND seq > ? ORDER BY seq", scope, after_seq)
-        row: Row | None = None
-        for number, _, seq, *kept in self.select("passages", where, scope, after_seq):
-            while row is None or row.seq != seq:
+        rows = self.select("records", "scope = ? AND seq > ? ORDER BY seq", scope_id, after_seq)
+        record: StoredRecord | None = None
+        for passage in self.select("passages", where, scope_id, after_seq):
+            named: dict[str, Any] = dict(zip(SEALED["passages"], passage, strict=True))
+            while record is None or record.seq != named["seq"]:
                 following = next(rows, None)
                 if following is None:
-                    raise self.damage(f"passage {number} belongs to no record")
-                row = _row(following)
-            judged = row.written, row.duplicate_of, row.successor_of, row.surprise
-            found.append((number, seq, *kept, row.time, row.speaker, *judged))
+                    raise self.damage(f"passage {named['id']} belongs to no record")
+                record = _record(following)
+            found.append(
+                IndexEntry(
+                    passage=named["id"],
+                    seq=record.seq,
+                    num_terms=named["num_terms"],
+                    flags=named["flags"],
+                    vectors=named["vectors"],
+                    time=record.time,
+                    speaker=record.speaker,
+                    written=record.written,
+                    duplicate_of=record.duplicate_of,
+                    successor_of=record.successor_of,
+                    surprise=record.surprise,
+                )
+            )
         return found
 
-    def blocks(self, scope: int) -> Iterator[bytes]:
+    def blocks(self, scope_id: int) -> Iterator[bytes]:
         """The blocks of the index in order."""
-        for row in self.select("index_blocks", "scope = ? ORDER BY last_seq", scope):
+        for row in self.select("index_blocks", "scope = ? ORDER BY last_seq", scope_id):
             yield _bytes(row[-1])
 
-    def rows_in_blocks(self, scope: int) -> int:
+    def rows_in_blocks(self, scope_id: int) -> int:
         """How many passages the blocks hold."""
         query = "SELECT sum(num_rows) FROM index_blocks WHERE scope = ?"
-        return int(self.db.execute(query, (scope,)).fetchone()[0] or 0)
+        return int(self.db.execute(query, (scope_id,)).fetchone()[0] or 0)
 
-    def blocks_until(self, scope: int) -> int:
+    def blocks_until(self, scope_id: int) -> int:
         """The newest record that is in a block; 0 if none is."""
         query = "SELECT max(last_seq) FROM index_blocks WHERE scope = ?"
-        return int(self.db.execute(query, (scope,)).fetchone()[0] or 0)
+        return int(self.db.execute(query, (scope_id,)).fetchone()[0] or 0)
 
-    def save_block(self, scope: int, last_seq: int, num_rows: int, data: bytes) -> None:
-        """Add a block behind the others; inside `writing()`."""
-        self.insert("index_blocks", scope, last_seq, num_rows, data)
+    def save_block(self, scope_id: int, last_seq: int, num_rows: int, data: bytes) -> None:
+        """Add a block after the others."""
+        self.insert("index_blocks", scope_id, last_seq, num_rows, data)
 
-    def token_vectors(self, passages: Sequence[int]) -> dict[int, bytes]:
+    def token_vectors(self, scope_id: int, passages: Sequence[int]) -> dict[int, bytes]:
         """The content-word vectors of some passages."""
         found: dict[int, bytes] = {}
+        inside = "AND (SELECT scope FROM passages WHERE id = passage) = ?"
         for part in _parts(passages):
-            for row in self.select("passage_tokens", f"passage IN ({_marks(part)})", *part):
+            where = f"passage IN ({_marks(part)}) {inside}"
+            for row in self.select("passage_tokens", where, *part, scope_id):
                 found[int(row[0] or 0)] = _bytes(row[1])
         return found
 
-    def postings(self, scope: int, term: str) -> NDArray[np.int64]:
-        """The passages that hold a term, each as often as the term stands in it."""
+    def postings(self, scope_id: int, term: str) -> NDArray[np.int64]:
+        """The passages that hold a term, rising, each as often as the term occurs in it."""
         found = self.db.execute(
             "SELECT passage, count FROM postings WHERE term ="
             " (SELECT id FROM terms WHERE scope = ? AND term = ?) ORDER BY passage",
-            (scope, term),
+            (scope_id, term),
         ).fetchall()
         pairs = np.array(found, np.int64).reshape(-1, 2)
         return np.repeat(pairs[:, 0], pairs[:, 1])
 
-    def document_count(self, scope: int, term: str) -> int:
-        """In how many passages of the scope a term stands."""
+    def document_count(self, scope_id: int, term: str) -> int:
+        """In how many passages of the scope a term occurs."""
         query = "SELECT num_passages FROM terms WHERE scope = ? AND term = ?"
-        found = self.db.execute(query, (scope, term)).fetchone()
+        found = self.db.execute(query, (scope_id, term)).fetchone()
         return 0 if found is None else int(found[0])
 
-    def neural_write(self, scope: int, seq: int) -> bytes | None:
+    def neural_write(self, scope_id: int, seq: int) -> bytes | None:
         """What a record has written into the neural memory; None if it was not written."""
-        found = next(self.select("neural_writes", "scope = ? AND seq = ?", scope, seq), None)
+        found = next(self.select("neural_writes", "scope = ? AND seq = ?", scope_id, seq), None)
         return None if found is None else _bytes(found[2])
 
-    def replace_neural_write(self, scope: int, seq: int, data: bytes) -> None:
-        """Log another write for a record; inside `writing()`."""
-        self.insert("neural_writes", seq, scope, data, replace=True)
+    def replace_neural_write(self, scope_id: int, seq: int, data: bytes) -> None:
+        """Log another write for a record."""
+        self.insert("neural_writes", seq, scope_id, data, replace=True)
 
-    def neural_writes(self, scope: int, after: int, until: int) -> list[tuple[int, bytes]]:
-        """What was written into the neural memory by the records in (after, until], in order."""
+    def neural_writes(self, scope_id: int, after: int, until: int) -> Iterator[tuple[int, bytes]]:
+        """The seq and write of the records in (after, until], in order."""
         where = "scope = ? AND seq > ? AND seq <= ? ORDER BY seq"
-        rows = self.select("neural_writes", where, scope, after, until)
-        return [(int(row[0] or 0), _bytes(row[2])) for row in rows]
+        for row in self.select("neural_writes", where, scope_id, after, until):
+            yield int(row[0] or 0), _bytes(row[2])
 
-    def newest_snapshot(self, scope: int, until: int) -> tuple[int, bytes] | None:
-        """The last snapshot that is not newer than `until`."""
+    def count_neural_writes(self, scope_id: int, after: int, until: int) -> int:
+        """How many those are."""
+        query = "SELECT count(*) FROM neural_writes WHERE scope = ? AND seq > ? AND seq <= ?"
+        return int(self.db.execute(query, (scope_id, after, until)).fetchone()[0])
+
+    def snapshots(self, scope_id: int) -> Iterator[tuple[int, bytes]]:
+        """Every state that is kept, with the seq of the record after which it was taken."""
+        for row in self.select("snapshots", "scope = ? ORDER BY seq", scope_id):
+            yield int(row[1] or 0), _bytes(row[2])
+
+    def newest_snapshot(self, scope_id: int, until: int) -> tuple[int, bytes] | None:
+        """The last one that is not newer than `until`."""
         where = "scope = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
-        found = next(self.select("snapshots", where, scope, until), None)
+        found = next(self.select("snapshots", where, scope_id, until), None)
         return None if found is None else (int(found[1] or 0), _bytes(found[2]))
 
-    def save_snapshot(self, scope: int, seq: int, state: bytes, keep: int) -> None:
-        """Keep a snapshot; of the older ones the newest, and beyond `keep` every second goes."""
-        self.insert("snapshots", scope, seq, state, replace=True)
+    def save_snapshot(self, scope_id: int, seq: int, state: bytes, keep: int) -> None:
+        """Keep a state; beyond `keep`, one goes, so that the others are spread over the history."""
+        self.insert("snapshots", scope_id, seq, state, replace=True)
         query = "SELECT seq FROM snapshots WHERE scope = ? ORDER BY seq"
-        kept = [r[0] for r in self.db.execute(query, (scope,))]
+        kept = [r[0] for r in self.db.execute(query, (scope_id,))]
         if len(kept) > keep:
             # Spread over the whole history: forgetting an old record replays from near it.
             gaps = [(kept[i + 1] - kept[i - 1], kept[i]) for i in range(1, len(kept) - 1)]
             victim = min(gaps)[1]
-            self.db.execute("DELETE FROM snapshots WHERE scope = ? AND seq = ?", (scope, victim))
+            self.db.execute("DELETE FROM snapshots WHERE scope = ? AND seq = ?", (scope_id, victim))
 
     # Persistent texts
 
-    def persistent_texts(self, scope: int) -> list[str]:
-        """The texts that stand in every prompt of a scope."""
-        rows = self.select("persistent_texts", "scope = ? ORDER BY position", scope)
+    def persistent_texts(self, scope_id: int) -> list[str]:
+        """The texts in every prompt of a scope."""
+        rows = self.select("persistent_texts", "scope = ? ORDER BY position", scope_id)
         return [str(row[2]) for row in rows]
 
-    def set_persistent_texts(self, scope: int, texts: Sequence[str]) -> None:
-        """Replace them; inside `writing()`."""
-        self.db.execute("DELETE FROM persistent_texts WHERE scope = ?", (scope,))
+    def set_persistent_texts(self, scope_id: int, texts: Sequence[str]) -> None:
+        """Replace them."""
+        self.db.execute("DELETE FROM persistent_texts WHERE scope = ?", (scope_id,))
         for position, text in enumerate(texts):
-            self.insert("persistent_texts", scope, position, text)
+            self.insert("persistent_texts", scope_id, position, text)
 
-    def counts(self, scope: int) -> dict[str, int]:
-        """How much a scope holds."""
+    def counts(self, scope_id: int) -> dict[str, int]:
+        """How many rows of each kind a scope holds."""
         one = "SELECT count(*) FROM {} WHERE scope = ?"
         found = {
-            name: int(self.db.execute(one.format(name), (scope,)).fetchone()[0])
+            name: int(self.db.execute(one.format(name), (scope_id,)).fetchone()[0])
             for name in ("records", "passages", "neural_writes", "snapshots")
         }
         for name, where in (
@@ -220,41 +269,46 @@ class SQLiteStore(Connection):
             ("successors", "successor_of IS NOT NULL"),
         ):
             query = f"SELECT count(*) FROM records WHERE scope = ? AND {where}"
-            found[name] = int(self.db.execute(query, (scope,)).fetchone()[0])
+            found[name] = int(self.db.execute(query, (scope_id,)).fetchone()[0])
         return found
+
+    # Integrity
+
+    def damages(self, progress: Callable[[str], None] | None = None) -> Iterator[str]:
+        """Everything that cannot have been written like this, a line each."""
+        return inspection.damages(self, progress)
 
     # Deletion
 
-    def delete_records(self, scope: int, seqs: Sequence[int]) -> None:
-        """Remove records with all that belongs to them, and mend the links of those that stay.
-
-        Inside `writing()`. Snapshots and blocks that hold any of them go as well; afterwards the
-        file is rewritten without traces.
-        """
-        deletion.delete_records(self, scope, seqs)
+    def delete_records(self, scope_id: int, seqs: Sequence[int]) -> None:
+        """Remove records with all that belongs to them; then the file is rewritten."""
+        deletion.delete_records(self, scope_id, seqs)
         self.request_scrub()
 
-    def delete_scope(self, scope: int) -> None:
-        """Remove a scope with everything in it; inside `writing()`."""
-        deletion.delete_scope(self, scope)
+    def delete_scope(self, scope_id: int) -> None:
+        """Remove a scope with everything in it; then the file is rewritten."""
+        deletion.delete_scope(self, scope_id)
         self.request_scrub()
 
 
-def sealed_record(scope: int, seq: int, row: Row) -> tuple[Any, ...]:
+def sealed_record(scope_id: int, seq: int, record: StoredRecord) -> tuple[Value, ...]:
     """A record as its columns, in the order of `SEALED`."""
-    metadata = None if row.metadata is None else json.dumps(row.metadata, ensure_ascii=False)
+    metadata = None
+    if record.metadata is not None:
+        metadata = json.dumps(record.metadata, ensure_ascii=False)
     return (
-        *(seq, scope, row.id, row.text, row.speaker, row.time, metadata, float(row.surprise)),
-        *(int(row.written), row.reason, row.duplicate_of, row.successor_of),
+        *(seq, scope_id, record.id, record.text, record.speaker, record.time, metadata),
+        *(float(record.surprise), int(record.written), record.reason),
+        *(record.duplicate_of, record.successor_of),
     )
 
 
-def _row(found: tuple[Any, ...]) -> Row:
+def _record(found: tuple[Any, ...]) -> StoredRecord:
     """The inverse of `sealed_record`."""
     named = dict(zip(SEALED["records"], found, strict=True))
     named.pop("scope")
     metadata = None if named["metadata"] is None else json.loads(named["metadata"])
-    return Row(**{**named, "metadata": metadata, "written": bool(named["written"])})
+    return StoredRecord(**{**named, "metadata": metadata, "written": bool(named["written"])})
 
 
 def _bytes(value: object) -> bytes:

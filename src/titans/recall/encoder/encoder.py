@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from titans.errors import CheckpointError, ConfigError
-from titans.recall.bert import BertEncoder
-from titans.recall.text import stem, words
+from titans.recall.encoder.bert import BertEncoder
+from titans.recall.text.words import stem, words
 
 Pooling = Literal["mean", "cls", "max"]
 DEFAULT_ENCODER = "minilm"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.index import ScopeIndex
+from titans.recall.search.index import ScopeIndex
 
 K1, B = 1.2, 0.75
 WINDOW = 5

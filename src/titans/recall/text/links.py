@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.text import STOP_WORDS, stem, words
+from titans.recall.text.words import STOP_WORDS, stem, words
 
 Link = Literal["duplicate", "successor"]
 

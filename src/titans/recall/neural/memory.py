@@ -19,9 +19,9 @@ from titans import ops
 from titans.errors import StateError
 from titans.files import read_tensors
 from titans.ops import MemoryState
-from titans.recall.block import TurnBlock
 from titans.recall.config import NeuralConfig, neural_to_json
-from titans.recall.sketch import sketch_words
+from titans.recall.neural.sketch import sketch_words
+from titans.recall.neural.turn import TurnNetwork
 
 CONTENT, CONTEXT = 0, 1
 """The heads of `roles="associative"`."""
@@ -54,7 +54,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Observation:
-    """A text as the memory met it, before and after the write (the symbols of block.py)."""
+    """A text as the memory met it, before and after the write (the symbols of turn.py)."""
 
     s: Float[Tensor, " dim"]
     h: Float[Tensor, " dim"]
@@ -76,34 +76,34 @@ class Surroundings:
     """The mean vector of the scope, subtracted so that what all texts share does not count."""
 
 
-class NeuralScope:
+class OnlineMemory:
     """The rules of the neural memory: observing, writing, reading, saving. Holds no state."""
 
     def __init__(
         self, encoder_dim: int, config: NeuralConfig, checkpoint: str | None = None
     ) -> None:
         self.config = config
-        self.block = TurnBlock(encoder_dim, config).eval().requires_grad_(False)
+        self.turn = TurnNetwork(encoder_dim, config).eval().requires_grad_(False)
         if checkpoint is not None:
-            load_block(self.block, checkpoint)
+            load_turn(self.turn, checkpoint)
 
     @property
     def dim(self) -> int:
         """Width of the vector per text."""
-        return self.block.dim
+        return self.turn.dim
 
     def initial_state(self) -> MemoryState:
         """A memory that has seen nothing."""
-        return self.block.initial_state()
+        return self.turn.initial_state()
 
     @torch.no_grad()
     def observe(
         self, pooled: Float[Tensor, " encoder_dim"], state: MemoryState, around: Surroundings
     ) -> Observation:
         """Steps 1 to 4 without changing the state: vector, read, attention, keys, surprise."""
-        s = self.block.embed(pooled[None])
-        h = self.block.read(s, state)[:, -1]
-        y = self.block.attend(s, h)
+        s = self.turn.embed(pooled[None])
+        h = self.turn.read(s, state)[:, -1]
+        y = self.turn.attend(s, h)
         write = self._write(y[0], around).rounded()
         surprise = self._losses(write, state)[0]
         return Observation(s[0], h[0], y[0], write, float(surprise))
@@ -113,13 +113,13 @@ class NeuralScope:
         """Step 4: the state after a write."""
         active = (write.values.abs().sum(-1) > 0).float()
         keys, values = write.keys[None], write.values[None]
-        gates = self.block.gates(1, active)
+        gates = self.turn.gates(1, active)
         return ops.step(keys, keys, values, gates, state, chunk_size=1)[1]
 
     @torch.no_grad()
     def search_vector(self, y: Float[Tensor, " dim"], state: MemoryState) -> Float[Tensor, " dim"]:
         """Step 5: o = y * M(y)."""
-        return self.block.output(y[None], self.block.read(y[None], state)[:, 0])[0]
+        return self.turn.output(y[None], self.turn.read(y[None], state)[:, 0])[0]
 
     @torch.no_grad()
     def read(
@@ -129,10 +129,10 @@ class NeuralScope:
         centre: Tensor | None = None,
     ) -> Float[Tensor, "heads dim"]:
         """What every head answers to a text, e.g. a question."""
-        s = self.block.embed(pooled[None])
+        s = self.turn.embed(pooled[None])
         if centre is not None:
             s = F.normalize(s - centre, dim=-1)
-        return self.block.read(s, state)[0]
+        return self.turn.read(s, state)[0]
 
     def _losses(self, write: Write, state: MemoryState) -> Float[Tensor, " heads"]:
         predicted = ops.read_memory(write.keys[None, None], state)[0, 0]
@@ -140,7 +140,7 @@ class NeuralScope:
 
     def _write(self, y: Float[Tensor, " dim"], around: Surroundings) -> Write:
         if self.config.roles == "self":
-            key, value = self.block.pairs(y[None])
+            key, value = self.turn.pairs(y[None])
             return Write(key, value)
         words = torch.from_numpy(sketch_words(around.word_weights, self.dim))
         key, value = context_pair(y, around)
@@ -181,14 +181,14 @@ def context_pair(y: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
     return texts[-2], F.normalize(torch.stack(texts).sum(0), dim=-1)
 
 
-def load_block(block: TurnBlock, path: str | Path) -> None:
-    """Put the parameters of a checkpoint of `titans memory train` into a block."""
+def load_turn(turn: TurnNetwork, path: str | Path) -> None:
+    """Put the parameters of a checkpoint of `titans memory train` into a turn."""
     named = read_tensors(path, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
-    ours = block.state_dict()
+    ours = turn.state_dict()
     wrong = [n for n, t in ours.items() if n not in named or named[n].shape != t.shape]
     if wrong or len(named) != len(ours):
         raise StateError(
             f"{path} does not fit this configuration ({', '.join(wrong[:3]) or 'extra tensors'}): "
-            f"it needs {neural_to_json(block.config)}"
+            f"it needs {neural_to_json(turn.config)}"
         )
-    block.load_state_dict(named)
+    turn.load_state_dict(named)

@@ -1,4 +1,4 @@
-"""What is kept of a text for search: per passage two vectors, small token vectors, stems, flags.
+"""Passages: a text cut to fit the encoder, and what is kept of each piece for search.
 
 One pass of the encoder over "speaker: text" gives them all. The vector in context pools every
 token, the bare one only those of the text itself, the token vectors stay apart for late
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from titans.recall.encoder import Encoder, Pooling, TokenVectors
-from titans.recall.store import Passage
-from titans.recall.text import cut_spans, is_question, sentences, tells_when, terms
+from titans.recall.store import StoredPassage
+from titans.recall.text.words import cut_spans, is_question, sentences, tells_when, terms
 
 TOKEN_DIM = 128
 """Width of a stored token vector: a random projection, eight bits a number."""
@@ -26,8 +26,8 @@ ENCODE_BATCH = 16
 
 
 @dataclass(frozen=True)
-class View:
-    """One passage: a stretch of a text that fits the encoder."""
+class EncodedPassage:
+    """One passage after the encoder: two vectors, small token vectors, stems, flags."""
 
     text: str
     terms: list[str]
@@ -36,25 +36,27 @@ class View:
     bare: torch.Tensor
     tokens: NDArray[np.int8]
 
-    def to_passage(self) -> Passage:
+    def to_stored(self) -> StoredPassage:
         """As kept in the store."""
         vectors = torch.stack([self.in_context, self.bare]).half().numpy().tobytes()
-        return Passage(self.terms, self.flags, vectors, self.tokens.tobytes())
+        return StoredPassage(self.terms, self.flags, vectors, self.tokens.tobytes())
 
 
-def make_views(encoder: Encoder, pooling: Pooling, speaker: str | None, text: str) -> list[View]:
+def encode_passages(
+    encoder: Encoder, pooling: Pooling, speaker: str | None, text: str
+) -> list[EncodedPassage]:
     """The passages of a text, in order; a text that fits is one passage."""
     prefix = f"{speaker}: " if speaker else ""
     parts = split_passages(encoder, prefix, text)
-    views: list[View] = []
+    found: list[EncodedPassage] = []
     for begin in range(0, len(parts), ENCODE_BATCH):
         batch = parts[begin : begin + ENCODE_BATCH]
         encoded = encoder.encode([prefix + part for part in batch])
-        views.extend(
-            _view(part, tokens, len(prefix), pooling)
+        found.extend(
+            _passage(part, tokens, len(prefix), pooling)
             for part, tokens in zip(batch, encoded, strict=True)
         )
-    return views
+    return found
 
 
 def split_passages(encoder: Encoder, prefix: str, text: str) -> list[str]:
@@ -81,9 +83,9 @@ def _sentence_starts(text: str, token_starts: list[int]) -> Iterator[int]:
         yield token
 
 
-def _view(part: str, tokens: TokenVectors, begin: int, pooling: Pooling) -> View:
+def _passage(part: str, tokens: TokenVectors, begin: int, pooling: Pooling) -> EncodedPassage:
     flags = IS_QUESTION * is_question(part) + TELLS_WHEN * tells_when(part)
-    return View(
+    return EncodedPassage(
         text=part,
         terms=terms(part),
         flags=flags,
@@ -91,6 +93,11 @@ def _view(part: str, tokens: TokenVectors, begin: int, pooling: Pooling) -> View
         bare=tokens.pool(pooling, begin),
         tokens=compress_tokens(tokens, begin),
     )
+
+
+def pool_passages(bare: torch.Tensor) -> torch.Tensor:
+    """One vector for a text from the bare ones of its passages, rounded as in the store."""
+    return F.normalize(bare.mean(0), dim=-1).half().float()
 
 
 def compress_tokens(tokens: TokenVectors, begin: int = 0) -> NDArray[np.int8]:

@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 
-from titans.recall.features import FEATURES
-from titans.recall.fusion import FusionWeights
-from titans.recall.records import Parts, Recalled, from_microseconds
-from titans.recall.scope import OpenScope
-from titans.recall.search import Hits
-from titans.recall.store import Row, SQLiteStore
-from titans.recall.views import split_passages
+from titans.recall.records import Recalled, ScoreParts, from_microseconds
+from titans.recall.replica import Replica
+from titans.recall.search.features import FEATURES
+from titans.recall.search.fusion import FusionWeights
+from titans.recall.search.search import Hits
+from titans.recall.store import StoredRecord
+from titans.recall.text.passages import split_passages
 
 
 @dataclass(frozen=True)
 class Assembly:
     """Builds results for one scope, inside a read transaction."""
 
-    store: SQLiteStore
-    scope: OpenScope
+    replica: Replica
     fusion: FusionWeights
     explain: bool
 
@@ -26,11 +25,13 @@ class Assembly:
         Args:
             exclude: the id of a record that must not appear, nor what says the same.
         """
-        if self.scope.id is None:
+        if self.replica.scope_id is None:
             return []
-        index = self.scope.index
+        index = self.replica.index
         seqs, groups = index.column("seq"), index.column("group")
-        hidden = None if exclude is None else self.store.find(self.scope.id, exclude)
+        hidden = (
+            None if exclude is None else self.replica.store.find(self.replica.scope_id, exclude)
+        )
         seen: set[int] = set()
         if hidden is not None:
             seen.add(hidden.seq if hidden.duplicate_of is None else hidden.duplicate_of)
@@ -41,33 +42,37 @@ class Assembly:
             if int(groups[row]) not in seen:
                 seen.add(int(groups[row]))
                 chosen.append(place)
-        rows = self.store.rows(self.scope.id, [int(seqs[hits.rows[p]]) for p in chosen])
-        return [self._recalled(hits, p, rows[int(seqs[hits.rows[p]])]) for p in chosen]
+        found = [int(seqs[hits.rows[place]]) for place in chosen]
+        records = self.replica.store.records(self.replica.scope_id, found)
+        return [
+            self._recalled(hits, place, records[seq])
+            for place, seq in zip(chosen, found, strict=True)
+        ]
 
-    def _recalled(self, hits: Hits, place: int, row: Row) -> Recalled:
+    def _recalled(self, hits: Hits, place: int, record: StoredRecord) -> Recalled:
         index_row = int(hits.rows[place])
-        successor, predecessor = self._succession(row)
+        successor, predecessor = self._succession(record)
         return Recalled(
-            id=row.id,
-            text=row.text,
-            speaker=row.speaker,
-            time=from_microseconds(row.time),
+            id=record.id,
+            text=record.text,
+            speaker=record.speaker,
+            time=from_microseconds(record.time),
             score=float(hits.scores[place]),
             parts=self._parts(hits, place),
-            passage=self._passage(row, index_row),
-            metadata=row.metadata,
-            surprise=row.surprise,
-            duplicates=self._duplicates(row, index_row),
+            passage=self._passage(record, index_row),
+            metadata=record.metadata,
+            surprise=record.surprise,
+            duplicates=self._duplicates(record, index_row),
             successor_of=predecessor,
             succeeded_by=successor,
             explanation=self._explanation(hits, place) if self.explain else None,
         )
 
-    def _parts(self, hits: Hits, place: int) -> Parts:
+    def _parts(self, hits: Hits, place: int) -> ScoreParts:
         if not hits.features.shape[1]:
-            return Parts(0.0, 0.0, float(hits.scores[place]), float(hits.recency[place]))
+            return ScoreParts(0.0, 0.0, float(hits.scores[place]), float(hits.recency[place]))
         value = dict(zip(FEATURES, hits.features[place].tolist(), strict=True))
-        return Parts(
+        return ScoreParts(
             lexical=_share(value["lexical"]),
             vector=_share(max(value["bare"], value["first_person"], value["in_context"])),
             memory=_share(value["memory"]),
@@ -83,36 +88,36 @@ class Assembly:
             for name, value in zip(FEATURES, hits.features[place].tolist(), strict=True)
         }
 
-    def _passage(self, row: Row, index_row: int) -> str | None:
+    def _passage(self, record: StoredRecord, index_row: int) -> str | None:
         """The passage that was found, if the record has several."""
-        index = self.scope.index
+        index = self.replica.index
         seqs = index.column("seq")
         first = index_row
-        while first > 0 and seqs[first - 1] == row.seq:
+        while first > 0 and seqs[first - 1] == record.seq:
             first -= 1
-        alone = first + 1 >= len(seqs) or seqs[first + 1] != row.seq
+        alone = first + 1 >= len(seqs) or seqs[first + 1] != record.seq
         if alone:
             return None
-        prefix = f"{row.speaker}: " if row.speaker else ""
-        return split_passages(self.scope.encoder, prefix, row.text)[index_row - first]
+        prefix = f"{record.speaker}: " if record.speaker else ""
+        return split_passages(self.replica.encoder, prefix, record.text)[index_row - first]
 
-    def _duplicates(self, row: Row, index_row: int) -> tuple[str, ...]:
-        index = self.scope.index
+    def _duplicates(self, record: StoredRecord, index_row: int) -> tuple[str, ...]:
+        index = self.replica.index
         group = index.column("group")[index_row]
         members = {int(s) for s in index.column("seq")[index.column("group") == group]}
-        members.discard(row.seq)
-        if not members or self.scope.id is None:
+        members.discard(record.seq)
+        if not members or self.replica.scope_id is None:
             return ()
-        found = self.store.rows(self.scope.id, sorted(members))
+        found = self.replica.store.records(self.replica.scope_id, sorted(members))
         return tuple(found[seq].id for seq in sorted(found))
 
-    def _succession(self, row: Row) -> tuple[str | None, str | None]:
-        assert self.scope.id is not None
-        successor = self.store.successor_id(self.scope.id, row.seq)
-        if row.successor_of is None:
+    def _succession(self, record: StoredRecord) -> tuple[str | None, str | None]:
+        assert self.replica.scope_id is not None
+        successor = self.replica.store.successor_id(self.replica.scope_id, record.seq)
+        if record.successor_of is None:
             return successor, None
-        found = self.store.rows(self.scope.id, [row.successor_of])
-        return successor, found[row.successor_of].id if row.successor_of in found else None
+        found = self.replica.store.records(self.replica.scope_id, [record.successor_of])
+        return successor, found[record.successor_of].id if record.successor_of in found else None
 
 
 def _share(value: float) -> float:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from titans.recall.store import IndexEntry
+
 SMALL_DIM = 64
 """Width of each of the two projections for the first pass of a search over a large scope."""
 FIRST_PASS = 1024
@@ -20,23 +22,7 @@ IN_CONTEXT, BARE = 0, 1
 """The two vectors of a passage."""
 
 
-class Entry(NamedTuple):
-    """One passage, as it enters the index (and as the store's query returns it)."""
-
-    passage: int
-    seq: int
-    num_terms: int
-    flags: int
-    vectors: bytes
-    time: int
-    speaker: str | None
-    written: bool
-    duplicate_of: int | None
-    successor_of: int | None
-    surprise: float
-
-
-class Rows(NamedTuple):
+class Columns(NamedTuple):
     """Some passages by column, apart from the index they come from or go to."""
 
     columns: dict[str, NDArray[Any]]
@@ -100,12 +86,12 @@ class ScopeIndex:
         """The mean of the bare vectors."""
         return (self._sum / max(self._size, 1)).astype(np.float32)
 
-    def extend(self, entries: Sequence[Entry]) -> None:
+    def extend(self, entries: Sequence[IndexEntry]) -> None:
         """Append passages in the order of writing."""
         if entries:
             self.append(self._rows(entries))
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: Columns) -> None:
         """Append passages by column."""
         columns = rows.columns
         begin, end = self._size, self._size + len(columns["seq"])
@@ -123,7 +109,7 @@ class ScopeIndex:
         if len(replaced):
             self.column("replaced")[:] |= np.isin(self.column("seq"), replaced)
 
-    def rows(self, begin: int, end: int) -> Rows:
+    def rows(self, begin: int, end: int) -> Columns:
         """Some passages by column, as `append` takes them."""
         names = [name for name in self._arrays if name != "replaced"]
         columns = {name: self._arrays[name][begin:end].copy() for name in names}
@@ -132,10 +118,10 @@ class ScopeIndex:
         local = {code: place for place, code in enumerate(used)}
         columns["speaker"] = np.array([local.get(int(c), -1) for c in columns["speaker"]], np.int32)
         total = _widen(columns["vectors"][:, BARE]).sum(0, dtype=np.float64)
-        return Rows(columns, [by_code[code] for code in used], total)
+        return Columns(columns, [by_code[code] for code in used], total)
 
-    def _rows(self, entries: Sequence[Entry]) -> Rows:
-        found = dict(zip(Entry._fields, zip(*entries, strict=True), strict=True))
+    def _rows(self, entries: Sequence[IndexEntry]) -> Columns:
+        found = dict(zip(IndexEntry._fields, zip(*entries, strict=True), strict=True))
         names = ("passage", "seq", "num_terms", "flags", "time", "written", "surprise")
         columns = {name: np.array(found[name], self._arrays[name].dtype) for name in names}
         speakers = [name for name in dict.fromkeys(found["speaker"]) if name is not None]
@@ -153,7 +139,7 @@ class ScopeIndex:
         columns["vectors"] = vectors
         bare = _widen(vectors[:, BARE])
         columns["small"], columns["small_more"] = (bare @ basis for basis in self._bases)
-        return Rows(columns, speakers, bare.sum(0, dtype=np.float64))
+        return Columns(columns, speakers, bare.sum(0, dtype=np.float64))
 
     def reserve(self, size: int) -> None:
         """Make room for this many passages in all."""

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from titans.recall import text as texts
 from titans.recall.encoder import Encoder, Pooling, TokenVectors
-from titans.recall.index import BARE, IN_CONTEXT, ScopeIndex
-from titans.recall.lexical import Layout, LexicalScores
-from titans.recall.views import IS_QUESTION, TELLS_WHEN, project_tokens
+from titans.recall.search.index import BARE, IN_CONTEXT, ScopeIndex
+from titans.recall.search.lexical import Layout, LexicalScores
+from titans.recall.text import words as texts
+from titans.recall.text.passages import IS_QUESTION, TELLS_WHEN, project_tokens
 
 FEATURES = (
     "in_context",

@@ -1,20 +1,25 @@
-"""A scope as one process holds it: index and neural state, caught up with what others wrote."""
+"""A scope as one process holds it: index and neural state, caught up with what others wrote.
+
+The store is the truth; a replica is a copy of what searching and writing need of it.
+"""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from titans.ops import MemoryState
-from titans.recall.blocks import load_index
 from titans.recall.config import RecallConfig
 from titans.recall.encoder import Encoder
-from titans.recall.index import Entry, ScopeIndex
-from titans.recall.lexical import Layout, make_layout
-from titans.recall.neural import NeuralScope, Surroundings, Write
-from titans.recall.store import SQLiteStore
-from titans.recall.text import fold
+from titans.recall.neural.memory import Observation, OnlineMemory, Surroundings, Write
+from titans.recall.search.blocks import load_index
+from titans.recall.search.index import ScopeIndex
+from titans.recall.search.lexical import Layout, make_layout
+from titans.recall.store import IndexEntry, Store
+from titans.recall.text.passages import EncodedPassage, pool_passages
+from titans.recall.text.words import STOP_WORDS, fold, stem, words
 
 PRIOR_STRENGTH = 20.0
 """How many texts the language's own word frequencies count for."""
@@ -24,20 +29,21 @@ MIN_FOR_GATE = 16
 """Texts before the gate has something to compare with; until then all are written."""
 
 
-class OpenScope:
-    """Index and neural memory of one scope; `refresh` before use, inside a transaction."""
+class Replica:
+    """Index and neural state of one scope; `refresh` before use, inside a transaction."""
 
     def __init__(
         self,
-        store: SQLiteStore,
-        name: str,
+        store: Store,
+        scope: str,
         config: RecallConfig,
         encoder: Encoder,
-        neural: NeuralScope,
+        neural: OnlineMemory,
     ) -> None:
-        self.store, self.name, self.config = store, name, config
+        self.store, self.scope, self.config = store, scope, config
         self.encoder, self.neural = encoder, neural
-        self.id: int | None = None
+        self.scope_id: int | None = None
+        """The scope's number in the store; None if it is not there."""
         self._generation = 0
         self._reset()
 
@@ -56,14 +62,14 @@ class OpenScope:
         The scope may have been forgotten and made anew under its name, so it is looked up each
         time: what is kept here is valid for one number and one generation only.
         """
-        head = self.store.head(self.name)
-        found = (None, 0) if head is None else (head.id, head.generation)
-        if found != (self.id, self._generation):
+        head = self.store.head(self.scope)
+        found = (None, 0) if head is None else (head.scope_id, head.generation)
+        if found != (self.scope_id, self._generation):
             self._reset()
-            self.id, self._generation = found
+            self.scope_id, self._generation = found
         if head is not None and head.last_seq > self.index.last_seq:
             self._counts.clear()
-            load_index(self.store, head.id, self.index)
+            load_index(self.store, head.scope_id, self.index)
 
     @property
     def state(self) -> MemoryState:
@@ -71,16 +77,18 @@ class OpenScope:
         if self._state is None:
             self._load_snapshot(self.index.last_seq)
         assert self._state is not None
-        if self.id is not None and self._state_seq < self.index.last_seq:
+        if self.scope_id is not None and self._state_seq < self.index.last_seq:
             state = self._state
-            for _, data in self.store.neural_writes(self.id, self._state_seq, self.index.last_seq):
+            for _, data in self.store.neural_writes(
+                self.scope_id, self._state_seq, self.index.last_seq
+            ):
                 state = self.neural.absorb(state, self._write_from(data))
                 self.writes_since_snapshot += 1
             self._state, self._state_seq = state, self.index.last_seq
         return self._state
 
     def _load_snapshot(self, until: int) -> None:
-        found = None if self.id is None else self.store.newest_snapshot(self.id, until)
+        found = None if self.scope_id is None else self.store.newest_snapshot(self.scope_id, until)
         self._state_seq = 0 if found is None else found[0]
         self._state = (
             self.neural.initial_state() if found is None else self.neural.restore(found[1])
@@ -91,7 +99,7 @@ class OpenScope:
         return Write.from_bytes(data, self.neural.config.num_heads)
 
     def advance(
-        self, entries: list[Entry], terms: list[list[str]], state: MemoryState | None
+        self, entries: list[IndexEntry], terms: list[list[str]], state: MemoryState | None
     ) -> None:
         """Take in a record that this process has just stored.
 
@@ -99,9 +107,9 @@ class OpenScope:
             terms: the stems of each passage.
             state: the neural state after the write, if there was one.
         """
-        for stem in (stem for passage in terms for stem in set(passage)):
-            if stem in self._counts:
-                self._counts[stem] += 1
+        for term in (term for passage in terms for term in set(passage)):
+            if term in self._counts:
+                self._counts[term] += 1
         before = self.state
         self.index.extend(entries)
         self._state = before if state is None else state
@@ -127,6 +135,12 @@ class OpenScope:
             return None
         return torch.from_numpy(self.index.mean)
 
+    def observe(self, text: str, passages: Sequence[EncodedPassage], time: int) -> Observation:
+        """Meet a text without writing it: its vector, surprise, and what it would write."""
+        pooled = pool_passages(torch.stack([passage.bare for passage in passages]))
+        stems = {stem(word): word for word in words(text) if word not in STOP_WORDS}
+        return self.neural.observe(pooled, self.state, self.surroundings(stems, time))
+
     def surroundings(self, stems: dict[str, str], time: int) -> Surroundings:
         """What the neural memory needs to know about a text beyond its vector.
 
@@ -141,7 +155,7 @@ class OpenScope:
             if abs(time - then) > gap:
                 break
             vector = self.index.bare(-back)
-            recent.insert(0, self.neural.block.embed(torch.from_numpy(vector)[None])[0])
+            recent.insert(0, self.neural.turn.embed(torch.from_numpy(vector)[None])[0])
             time = then
         return Surroundings(self._information(stems), tuple(recent), self.centre())
 
@@ -157,9 +171,9 @@ class OpenScope:
 
     def count(self, name: str) -> int:
         """In how many passages of the scope a stem stands."""
-        if self.id is None:
+        if self.scope_id is None:
             return 0
         name = fold(name)
         if name not in self._counts:
-            self._counts[name] = self.store.document_count(self.id, name)
+            self._counts[name] = self.store.document_count(self.scope_id, name)
         return self._counts[name]

@@ -4,7 +4,7 @@
     2. h = M(W_Q s)                        5. o = y * M(W_Q y)
     3. y = attention over [p | h | s], last position
 
-`TurnBlock` holds the parameters and computes each step; the memory M itself is a `MemoryState`
+`TurnNetwork` holds the parameters and computes each step; the memory M itself is a `MemoryState`
 that the caller carries (neural.py writes it online, meta.py in episodes).
 """
 
@@ -20,7 +20,7 @@ from titans.ops import Gates, MemoryState
 from titans.recall.config import NeuralConfig
 
 
-class TurnBlock(nn.Module):
+class TurnNetwork(nn.Module):
     """Projections, attention, persistent vectors and the memory's initial weights.
 
     With `roles="associative"` nothing is trained: projections are the identity, the attention

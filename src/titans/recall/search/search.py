@@ -9,19 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from titans.recall.features import (
+from titans.recall.neural.memory import CONTEXT, Observation
+from titans.recall.replica import Replica
+from titans.recall.search.features import (
     RARE_COUNT,
     Evidence,
     Query,
     feature_matrix,
+    make_query,
     query_stems,
 )
-from titans.recall.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights, prior_shift
-from titans.recall.index import ScopeIndex
-from titans.recall.lexical import idf, lexical_scores
-from titans.recall.scope import OpenScope
+from titans.recall.search.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights, prior_shift
+from titans.recall.search.index import BARE, ScopeIndex
+from titans.recall.search.lexical import idf, lexical_scores
+from titans.recall.store import Filter
+from titans.recall.text.passages import encode_passages
 
 EXACT_ROWS = 1024
 CANDIDATES = 256
@@ -30,29 +36,6 @@ COMMON = 0.1
 """Above `MANY` passages, terms in more than this share of them are left out beside rarer ones."""
 MANY = 20_000
 MONTH = 30 * 24 * 3600e6
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which records may be recalled; times in microseconds, `before` exclusive."""
-
-    before: int | None = None
-    after: int | None = None
-    speaker: str | None = None
-
-    def mask(self, index: ScopeIndex) -> NDArray[np.bool_] | None:
-        """Per passage whether it may be recalled; None if every one may."""
-        if self == Filter():
-            return None
-        time = index.column("time")
-        allowed = np.ones(len(index), np.bool_)
-        if self.before is not None:
-            allowed &= time < self.before
-        if self.after is not None:
-            allowed &= time >= self.after
-        if self.speaker is not None:
-            allowed &= index.column("speaker") == index.speakers.get(self.speaker, -2)
-        return allowed
 
 
 @dataclass(frozen=True)
@@ -79,20 +62,57 @@ class Hits:
 
 @dataclass(frozen=True)
 class Searcher:
-    """One scope, open for searching."""
+    """One scope, open for searching; used inside a read transaction."""
 
-    scope: OpenScope
+    replica: Replica
     fusion: FusionWeights
+
+    def search(self, question: str, wanted: Filter) -> Hits:
+        """Rank the passages of the records that are wanted."""
+        replica = self.replica
+        if not len(replica.index) or replica.scope_id is None:
+            return Hits.nothing()
+        allowed = allowed_rows(replica.index, wanted)
+        if replica.config.retrieval == "memory":
+            passages = encode_passages(replica.encoder, replica.config.pooling, None, question)
+            return self.search_by_memory(replica.observe(question, passages[:1], 0), allowed)
+        speakers = list(replica.index.speakers)
+        query = make_query(replica.encoder, replica.config.pooling, question, speakers)
+        return self._fuse(query, self._memory_answer(query.first_person), allowed)
+
+    def search_by_memory(
+        self, observed: Observation, allowed: NDArray[np.bool_] | None = None
+    ) -> Hits:
+        """The classic retrieval: cosine of o = y * M(y) with every stored vector s."""
+        index, neural = self.replica.index, self.replica.neural
+        o = neural.search_vector(observed.y, self.replica.state)
+        bare = torch.from_numpy(index.column("vectors")[:, BARE]).float()
+        with torch.no_grad():
+            stored = neural.turn.embed(bare)
+            cosine = F.cosine_similarity(stored, o[None], dim=-1).numpy()
+        rows = np.arange(len(index)) if allowed is None else np.flatnonzero(allowed)
+        order = rows[np.argsort(-cosine[rows], kind="stable")]
+        return Hits.by_memory(order, np.clip(cosine[order], 0, 1))
+
+    def _memory_answer(self, question: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """What the context head answers to a question, of unit length; None if it knows nothing."""
+        replica = self.replica
+        if not replica.config.use_memory or replica.config.neural.roles != "associative":
+            return None
+        read = replica.neural.read(torch.from_numpy(question), replica.state, replica.centre())
+        found = read[CONTEXT]
+        size = float(found.norm())
+        return (found / size).numpy() if size > 1e-6 else None
 
     @property
     def index(self) -> ScopeIndex:
         """The passages of the scope."""
-        return self.scope.index
+        return self.replica.index
 
-    def search(
+    def _fuse(
         self, query: Query, memory: NDArray[np.float32] | None, allowed: NDArray[np.bool_] | None
     ) -> Hits:
-        """Rank the passages of the scope.
+        """Choose candidates, compute their features, weigh them.
 
         Args:
             memory: what the neural memory answers to the query, of unit length; None without it.
@@ -103,7 +123,8 @@ class Searcher:
         if not len(rows):
             return Hits.nothing()
         passages = [int(p) for p in self.index.column("passage")[rows]]
-        tokens = self.scope.store.token_vectors(passages)
+        assert self.replica.scope_id is not None
+        tokens = self.replica.store.token_vectors(self.replica.scope_id, passages)
         features = feature_matrix(
             self.index, query, evidence, rows, [tokens[passage] for passage in passages]
         )
@@ -116,13 +137,13 @@ class Searcher:
         return Hits(rows[order], scores[order], features[order], recency[order])
 
     def _evidence(self, query: Query, memory: NDArray[np.float32] | None) -> Evidence:
-        scope, size = self.scope, len(self.index)
-        assert scope.id is not None
-        layout = scope.layout()
+        replica, size = self.replica, len(self.index)
+        assert replica.scope_id is not None
+        layout = replica.layout()
         postings = self._postings(query.terms)
         return Evidence(
             lexical=lexical_scores(list(postings.values()), layout),
-            idf={stem: idf(size, scope.count(stem)) for stem in query_stems(query)},
+            idf={stem: idf(size, replica.count(stem)) for stem in query_stems(query)},
             layout=layout,
             exact=self._exact([rows for term, rows in postings.items() if term in query.rare]),
             memory=memory,
@@ -131,14 +152,16 @@ class Searcher:
 
     def _postings(self, terms: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """The rows in which each distinct term stands, a row as often as the term stands in it."""
-        scope, size = self.scope, len(self.index)
-        assert scope.id is not None
+        replica, size = self.replica, len(self.index)
+        assert replica.scope_id is not None
         distinct = list(dict.fromkeys(terms))
         if size > MANY:
             # Reading where a common word stands takes longest and says least.
-            rare = [term for term in distinct if scope.count(term) <= COMMON * size]
+            rare = [term for term in distinct if replica.count(term) <= COMMON * size]
             distinct = rare or distinct
-        return {t: self.index.rows_of(scope.store.postings(scope.id, t)) for t in distinct}
+        return {
+            t: self.index.rows_of(replica.store.postings(replica.scope_id, t)) for t in distinct
+        }
 
     def _exact(self, postings: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         """Per passage the share of some words that it holds, those left out that many hold."""
@@ -174,6 +197,21 @@ class Searcher:
         time = self.index.column("time")
         age = (time.max() - time[rows]) / MONTH
         return (1 / (1 + age)).astype(np.float32)
+
+
+def allowed_rows(index: ScopeIndex, wanted: Filter) -> NDArray[np.bool_] | None:
+    """Per passage whether its record is wanted; None if every one is."""
+    if wanted == Filter():
+        return None
+    time = index.column("time")
+    allowed = np.ones(len(index), np.bool_)
+    if wanted.before is not None:
+        allowed &= time < wanted.before
+    if wanted.after is not None:
+        allowed &= time >= wanted.after
+    if wanted.speaker is not None:
+        allowed &= index.column("speaker") == index.speakers.get(wanted.speaker, -2)
+    return allowed
 
 
 def _top(

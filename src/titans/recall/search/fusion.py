@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from titans.errors import ConfigError
-from titans.recall.features import FEATURES, MEMORY_FEATURES
+from titans.recall.search.features import FEATURES, MEMORY_FEATURES
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
@@ -57,7 +57,7 @@ def prior_shift(size: int) -> float:
 
 def load_fusion(use_memory: bool = True) -> FusionWeights:
     """The shipped weights; fitted apart for a memory that is switched off."""
-    text = files("titans.recall").joinpath("fusion.json").read_text(encoding="utf-8")
+    text = files("titans.recall.search").joinpath("fusion.json").read_text(encoding="utf-8")
     chosen = json.loads(text)["with_memory" if use_memory else "without_memory"]
     return FusionWeights({**chosen["weights"], "exact": EXACT_WEIGHT}, chosen["bias"])
 

@@ -6,50 +6,47 @@ dropped from the first forgotten record on. What is newer than the last block is
 """
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from titans.recall.index import Entry, Rows, ScopeIndex
-
-if TYPE_CHECKING:
-    from titans.recall.store import SQLiteStore
+from titans.recall.search.index import Columns, ScopeIndex
+from titans.recall.store import Store
 
 BLOCK_ROWS = 2048
 """Passages in a block, or a few more: a record is not divided."""
 
 
-def load_index(store: "SQLiteStore", scope: int, index: ScopeIndex) -> None:
+def load_index(store: Store, scope_id: int, index: ScopeIndex) -> None:
     """Take into the index what the store has beyond it."""
     if not len(index):
-        index.reserve(store.rows_in_blocks(scope))
-        for data in store.blocks(scope):
+        index.reserve(store.rows_in_blocks(scope_id))
+        for data in store.blocks(scope_id):
             index.append(unpack(data))
-    index.extend([Entry(*row) for row in store.index_entries(scope, index.last_seq)])
+    index.extend(store.index_entries(scope_id, index.last_seq))
 
 
-def save_blocks(store: "SQLiteStore", scope: int, index: ScopeIndex) -> None:
+def save_blocks(store: Store, scope_id: int, index: ScopeIndex) -> None:
     """Add a block for every `BLOCK_ROWS` passages that have none; inside `store.writing()`."""
     seqs = index.column("seq")
-    begin = int(np.searchsorted(seqs, store.blocks_until(scope), side="right"))
+    begin = int(np.searchsorted(seqs, store.blocks_until(scope_id), side="right"))
     while len(index) - begin >= BLOCK_ROWS:
         last = int(seqs[begin + BLOCK_ROWS - 1])
         end = int(np.searchsorted(seqs, last, side="right"))
-        store.save_block(scope, last, end - begin, pack(index.rows(begin, end)))
+        store.save_block(scope_id, last, end - begin, pack(index.rows(begin, end)))
         begin = end
 
 
-def pack(rows: Rows) -> bytes:
-    """Rows as bytes."""
+def pack(rows: Columns) -> bytes:
+    """The columns of a block as bytes."""
     names = json.dumps(rows.speakers).encode()
     extra = {"names": np.frombuffer(names, np.uint8), "total": rows.total}
     return save_arrays({**rows.columns, **extra})
 
 
-def unpack(data: bytes) -> Rows:
+def unpack(data: bytes) -> Columns:
     """The inverse."""
     columns = load_arrays(data)
     names = json.loads(columns.pop("names").tobytes())
-    return Rows(columns, names, columns.pop("total"))
+    return Columns(columns, names, columns.pop("total"))

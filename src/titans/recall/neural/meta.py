@@ -25,10 +25,10 @@ from titans.errors import DataError
 from titans.files import write_tensors, write_text
 from titans.layers.memory_networks import MLP
 from titans.ops import MemoryState
-from titans.recall.block import TurnBlock
 from titans.recall.config import NeuralConfig, neural_to_json
 from titans.recall.encoder import Encoder
-from titans.recall.neural import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
+from titans.recall.neural.memory import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
+from titans.recall.neural.turn import TurnNetwork
 
 Progress = Callable[[int, int, float], None]
 TEMPERATURE = 0.1
@@ -91,7 +91,7 @@ class EpisodeLoss:
 
 
 def run_episode(
-    block: TurnBlock,
+    turn: TurnNetwork,
     written: Float[Tensor, "texts encoder_dim"],
     queries: Float[Tensor, "queries encoder_dim"],
     targets: Float[Tensor, "queries encoder_dim"],
@@ -107,14 +107,14 @@ def run_episode(
     write_losses: list[Tensor] = []
     values: list[Tensor] = []
     for pooled in written:
-        x = _turn_input(block, pooled[None], state, config)
-        key, value = block.pairs(x)
+        x = _turn_input(turn, pooled[None], state, config)
+        key, value = turn.pairs(x)
         values.append(value[0])
-        loss, state = _write(block, key, value, state, config)
+        loss, state = _write(turn, key, value, state, config)
         write_losses.append(loss)
-    x = torch.cat([_turn_input(block, q[None], state, config) for q in queries])
-    reads = ops.read_memory(block.query(x)[None, :, None], state)[0, :, 0]
-    wanted = block.value(torch.cat([_turn_input(block, t[None], state, config) for t in targets]))
+    x = torch.cat([_turn_input(turn, q[None], state, config) for q in queries])
+    reads = ops.read_memory(turn.query(x)[None, :, None], state)[0, :, 0]
+    wanted = turn.value(torch.cat([_turn_input(turn, t[None], state, config) for t in targets]))
     read_loss = (reads - wanted.detach()).square().sum(-1).sum()
     contrast = _contrast(reads, wanted, torch.stack(values))
     if variance_floor:
@@ -123,19 +123,21 @@ def run_episode(
     return EpisodeLoss(torch.stack(write_losses).sum(), read_loss, contrast)
 
 
-def _turn_input(block: TurnBlock, pooled: Tensor, state: MemoryState, config: MetaConfig) -> Tensor:
+def _turn_input(
+    turn: TurnNetwork, pooled: Tensor, state: MemoryState, config: MetaConfig
+) -> Tensor:
     """What is written or asked: s, or with the full turn y."""
-    s = block.embed(pooled)
+    s = turn.embed(pooled)
     if not config.full_turn:
         return s
-    return block.attend(s, block.read(s, state)[:, -1])
+    return turn.attend(s, turn.read(s, state)[:, -1])
 
 
 def _write(
-    block: TurnBlock, key: Tensor, value: Tensor, state: MemoryState, config: MetaConfig
+    turn: TurnNetwork, key: Tensor, value: Tensor, state: MemoryState, config: MetaConfig
 ) -> tuple[Tensor, MemoryState]:
     """The write loss at the present memory, and the memory after the write."""
-    gates = ops.Gates(*(g[:, None] for g in block.gates(1)))
+    gates = ops.Gates(*(g[:, None] for g in turn.gates(1)))
     keys, values = key[:, None, None], value[:, None, None]
     if config.second_order:
         _, state, trace = ops.scan_memory(keys, keys, values, gates, state, chunk_size=1)
@@ -157,14 +159,14 @@ def _contrast(reads: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
     return F.cross_entropy(logits.masked_fill(same, -torch.inf), torch.arange(len(wanted)))
 
 
-def start_state(block: TurnBlock, config: MetaConfig, generator: torch.Generator) -> MemoryState:
+def start_state(turn: TurnNetwork, config: MetaConfig, generator: torch.Generator) -> MemoryState:
     """M_0: the learned weights with second order, else random for each episode."""
     if config.second_order:
-        return block.initial_state()
-    network = MLP(depth=block.config.depth, expansion=1.0, bias=block.config.bias)
+        return turn.initial_state()
+    network = MLP(depth=turn.config.depth, expansion=1.0, bias=turn.config.bias)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-        fresh = network.initial_parameters(block.config.num_heads, block.dim)
+        fresh = network.initial_parameters(turn.config.num_heads, turn.dim)
     return MemoryState.from_parameters(fresh, 1)
 
 
@@ -176,8 +178,8 @@ class Pair:
     text: int
 
 
-def train_block(
-    block: TurnBlock,
+def train_turn(
+    turn: TurnNetwork,
     texts: Float[Tensor, "texts encoder_dim"],
     pairs: Sequence[Pair],
     config: MetaConfig,
@@ -188,22 +190,22 @@ def train_block(
         raise DataError(
             f"an episode takes {config.episode_size} texts, there are {len(texts)}: add texts"
         )
-    block.train().requires_grad_(True)
-    learned = [p for p in block.parameters() if p.requires_grad]
+    turn.train().requires_grad_(True)
+    learned = [p for p in turn.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=config.learning_rate, weight_decay=0.0)
     rng = random.Random(config.seed)
     generator = torch.Generator().manual_seed(config.seed)
     per_epoch = len(texts) // config.episode_size
     curve: list[dict[str, float]] = []
-    floor = value_variance(block, texts)
+    floor = value_variance(turn, texts)
     for epoch in range(config.epochs):
         order = rng.sample(range(len(texts)), len(texts))
         totals = dict.fromkeys(("write", "read", "contrast"), 0.0)
         for number in range(per_epoch):
             chosen = order[number * config.episode_size : (number + 1) * config.episode_size]
             written, queries, targets = _episode(texts, pairs, chosen, config, rng)
-            state = start_state(block, config, generator)
-            parts = run_episode(block, written, queries, targets, state, config, floor)
+            state = start_state(turn, config, generator)
+            parts = run_episode(turn, written, queries, targets, state, config, floor)
             loss = parts.total(config.contrast)
             optimizer.zero_grad()
             loss.backward()
@@ -216,8 +218,8 @@ def train_block(
                 progress(
                     epoch * per_epoch + number + 1, config.epochs * per_epoch, float(loss.detach())
                 )
-        curve.append({"epoch": epoch + 1, **totals, "value_variance": value_variance(block, texts)})
-    block.eval().requires_grad_(False)
+        curve.append({"epoch": epoch + 1, **totals, "value_variance": value_variance(turn, texts)})
+    turn.eval().requires_grad_(False)
     return curve
 
 
@@ -236,37 +238,37 @@ def _episode(
 
 
 @torch.no_grad()
-def value_variance(block: TurnBlock, texts: Tensor) -> float:
+def value_variance(turn: TurnNetwork, texts: Tensor) -> float:
     """The variance of the values over texts: zero when W_V has collapsed."""
-    values = block.value(block.embed(texts))
+    values = turn.value(turn.embed(texts))
     return float(values.var(0, correction=0).sum())
 
 
 @torch.no_grad()
-def measure_retrieval(block: TurnBlock, texts: Tensor, pairs: Sequence[Pair]) -> dict[str, float]:
+def measure_retrieval(turn: TurnNetwork, texts: Tensor, pairs: Sequence[Pair]) -> dict[str, float]:
     """Write all texts, ask for each: how often is the right one first?
 
     `read` ranks by the cosine of M(W_Q q) and W_V x, `search` by that of o = y * M(y) and s,
     `encoder` by that of the encoder's own vectors. Without pairs a text asks for itself.
     """
-    block.eval()
+    turn.eval()
     asked = pairs or [Pair(text, number) for number, text in enumerate(texts)]
-    # As in use: the whole turn, from the block's own initial memory.
+    # As in use: the whole turn, from the turn's own initial memory.
     config = MetaConfig(full_turn=True)
-    state = block.initial_state()
+    state = turn.initial_state()
     for pooled in texts:
-        y = _turn_input(block, pooled[None], state, config)
-        key, value = block.pairs(y)
-        _, state = _write(block, key, value, state, config)
-    stored = block.embed(texts)
-    values = block.value(stored)
+        y = _turn_input(turn, pooled[None], state, config)
+        key, value = turn.pairs(y)
+        _, state = _write(turn, key, value, state, config)
+    stored = turn.embed(texts)
+    values = turn.value(stored)
     found: dict[str, float] = dict.fromkeys(("read", "search", "encoder"), 0.0)
     for pair in asked:
-        y = _turn_input(block, pair.question[None], state, config)
-        m = block.read(y, state)[:, 0]
+        y = _turn_input(turn, pair.question[None], state, config)
+        m = turn.read(y, state)[:, 0]
         ranked = {
             "read": F.cosine_similarity(m, values, dim=-1),
-            "search": F.cosine_similarity(block.output(y, m), stored, dim=-1),
+            "search": F.cosine_similarity(turn.output(y, m), stored, dim=-1),
             "encoder": F.cosine_similarity(pair.question[None], texts, dim=-1),
         }
         for name, scores in ranked.items():
@@ -299,13 +301,13 @@ def train_checkpoint(
         train_pairs = [Pair(vector, number) for number, vector in enumerate(vectors[:first_held])]
     held_pairs = [Pair(p.question, p.text - first_held) for p in pairs if p.text >= first_held]
     held = vectors[first_held:]
-    block = TurnBlock(encoder.dim, neural)
-    before = measure_retrieval(block, held, held_pairs) if len(held) else {}
-    curve = train_block(block, vectors[:first_held], train_pairs, config, progress)
-    after = measure_retrieval(block, held, held_pairs) if len(held) else {}
+    turn = TurnNetwork(encoder.dim, neural)
+    before = measure_retrieval(turn, held, held_pairs) if len(held) else {}
+    curve = train_turn(turn, vectors[:first_held], train_pairs, config, progress)
+    after = measure_retrieval(turn, held, held_pairs) if len(held) else {}
     write_tensors(
         path,
-        block.state_dict(),
+        turn.state_dict(),
         CHECKPOINT_FORMAT,
         CHECKPOINT_VERSION,
         {"neural": neural_to_json(neural), "encoder": encoder.name},

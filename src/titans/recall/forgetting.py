@@ -1,0 +1,149 @@
+"""Forgetting for good: records with all that belongs to them, and their part of the neural memory.
+
+The neural memory cannot be un-written, so it is computed again: from the last snapshot before the
+first forgotten record, through the log of writes without the forgotten ones. The writes of the two
+records after a forgotten one held its vector as context; they are made again. The store removes
+traces from its files.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from titans.errors import DataError
+from titans.recall.neural.memory import CONTEXT, Surroundings, Write, context_pair
+from titans.recall.replica import Replica
+from titans.recall.store import Filter, Store
+from titans.recall.text.passages import pool_passages
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What was done."""
+
+    records: int
+    replayed: int
+    """Writes that were computed again."""
+    seconds: float
+    is_complete: bool
+    """Whether no trace is left in any file of the store. If another process was reading, the files
+    still hold the old text: the next process that opens the store or writes to it removes it."""
+
+
+def forget_records(
+    replica: Replica,
+    *,
+    record_id: str | None = None,
+    before: int | None = None,
+    progress: Progress | None = None,
+) -> Forgotten:
+    """Forget one record by its id, or all from before a time (in microseconds)."""
+    begin = time.perf_counter()
+    store, replayed = replica.store, 0
+    with store.writing(replica.scope):
+        replica.refresh()
+        seqs = _chosen(replica, record_id, before)
+        if seqs and replica.scope_id is not None:
+            # Everything newer than the first forgotten record is replayed without it.
+            _mend_context(replica, replica.scope_id, seqs)
+            store.delete_records(replica.scope_id, seqs)
+            replayed = _rebuild(replica, replica.scope_id, progress)
+    return Forgotten(len(seqs), replayed, time.perf_counter() - begin, store.is_clean)
+
+
+def forget_scope(store: Store, scope: str) -> Forgotten:
+    """Forget a whole scope, its name included."""
+    begin = time.perf_counter()
+    with store.writing(scope):
+        head = store.head(scope)
+        if head is None:
+            raise DataError(f"there is no scope {scope!r} in {store.name}")
+        count = store.counts(head.scope_id)["records"]
+        store.delete_scope(head.scope_id)
+    return Forgotten(count, 0, time.perf_counter() - begin, store.is_clean)
+
+
+def _chosen(replica: Replica, record_id: str | None, before: int | None) -> list[int]:
+    store, scope_id = replica.store, replica.scope_id
+    if record_id is None:
+        if scope_id is None:
+            return []
+        return [record.seq for record in store.list_records(scope_id, Filter(before=before))]
+    found = None if scope_id is None else store.find(scope_id, record_id)
+    if found is None:
+        raise DataError(f"there is no record {record_id!r} in scope {replica.scope!r}")
+    return [found.seq]
+
+
+def _mend_context(replica: Replica, scope_id: int, seqs: list[int]) -> None:
+    """Make the context pairs again of records that were written with what is about to go."""
+    if replica.neural.config.roles != "associative":
+        return
+    index = replica.index
+    all_seqs, times = index.column("seq"), index.column("time")
+    gone = np.isin(all_seqs, seqs)
+    kept = np.flatnonzero(~gone)
+    gap = replica.config.session_gap_hours * 3600e6
+    # A record saw the two passages before its first one.
+    near = np.unique(np.concatenate([np.flatnonzero(gone) + back for back in (1, 2)]))
+    for first in near[near < len(index)].tolist():
+        if gone[first] or (first and all_seqs[first - 1] == all_seqs[first]):
+            continue
+        recent: list[torch.Tensor] = []
+        when = times[first]
+        for before in reversed(kept[kept < first][-2:].tolist()):
+            if abs(when - times[before]) > gap:
+                break
+            recent.insert(0, _vector(replica, before, before + 1))
+            when = times[before]
+        after = int(np.searchsorted(all_seqs, all_seqs[first], side="right"))
+        own = _vector(replica, first, after)
+        _rewrite(replica, scope_id, int(all_seqs[first]), own, tuple(recent))
+
+
+def _rewrite(
+    replica: Replica,
+    scope_id: int,
+    seq: int,
+    own: torch.Tensor,
+    recent: tuple[torch.Tensor, ...],
+) -> None:
+    found = replica.store.neural_write(scope_id, seq)
+    if found is None:
+        return
+    old = Write.from_bytes(found, replica.neural.config.num_heads)
+    key, value = context_pair(own, Surroundings({}, recent, replica.centre()))
+    keys, values = old.keys.clone(), old.values.clone()
+    keys[CONTEXT], values[CONTEXT] = key, value
+    replica.store.replace_neural_write(scope_id, seq, Write(keys, values).to_bytes())
+
+
+def _vector(replica: Replica, begin: int, end: int) -> torch.Tensor:
+    """The vector of a text whose passages are these rows of the index."""
+    bare = torch.from_numpy(np.stack([replica.index.bare(row) for row in range(begin, end)]))
+    return replica.neural.turn.embed(pool_passages(bare)[None])[0]
+
+
+def _rebuild(replica: Replica, scope_id: int, progress: Progress | None) -> int:
+    """Replay the log from the newest snapshot that is left, and keep the result as a snapshot."""
+    store, neural, config = replica.store, replica.neural, replica.config
+    head = store.head(replica.scope)
+    assert head is not None
+    found = store.newest_snapshot(scope_id, head.last_seq)
+    state = neural.initial_state() if found is None else neural.restore(found[1])
+    after = 0 if found is None else found[0]
+    total = store.count_neural_writes(scope_id, after, head.last_seq)
+    every = max(config.snapshot_every, total // config.keep_snapshots + 1)
+    writes = store.neural_writes(scope_id, after, head.last_seq)
+    for number, (seq, data) in enumerate(writes, 1):
+        state = neural.absorb(state, Write.from_bytes(data, neural.config.num_heads))
+        if number % every == 0 or (number == total and number >= every // 2):
+            store.save_snapshot(scope_id, seq, neural.dump(state), config.keep_snapshots)
+        if progress is not None:
+            progress(number, total)
+    return total

@@ -1,0 +1,110 @@
+"""Looking for damage in an SQLite store: pages, checksums, and rows that do not fit each other."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+
+from titans.recall.store.connection import Connection
+from titans.recall.store.deletion import SCOPED
+from titans.recall.store.seal import SEALED, is_sound
+
+Progress = Callable[[str], None]
+
+IN_SCOPES = "(SELECT id FROM scopes)"
+_SAME_SCOPE = "SELECT 1 FROM records r WHERE r.scope = t.scope AND r.seq = "
+MISFITS: dict[str, str] = {
+    **{
+        f"{table} of no scope": f"SELECT count(*) FROM {table} WHERE scope NOT IN {IN_SCOPES}"
+        for table in (*SCOPED, "passages")
+    },
+    "passages of no record": (
+        f"SELECT count(*) FROM passages t WHERE NOT EXISTS ({_SAME_SCOPE} t.seq)"
+    ),
+    "records without a passage": (
+        "SELECT count(*) FROM records WHERE seq NOT IN (SELECT seq FROM passages)"
+    ),
+    "passages without word vectors": (
+        "SELECT count(*) FROM passages WHERE id NOT IN (SELECT passage FROM passage_tokens)"
+    ),
+    "word vectors of no passage": (
+        "SELECT count(*) FROM passage_tokens WHERE passage NOT IN (SELECT id FROM passages)"
+    ),
+    "neural writes of no written record": (
+        f"SELECT count(*) FROM neural_writes t WHERE NOT EXISTS ({_SAME_SCOPE} t.seq AND r.written)"
+    ),
+    "written records without a neural write": (
+        "SELECT count(*) FROM records WHERE written AND seq NOT IN (SELECT seq FROM neural_writes)"
+    ),
+    "postings of no passage or no term of its scope": (
+        "SELECT count(*) FROM postings WHERE NOT EXISTS (SELECT 1 FROM terms t, passages p"
+        " WHERE t.id = postings.term AND p.id = postings.passage AND t.scope = p.scope)"
+    ),
+    "passages whose words are not all in the postings": (
+        "SELECT count(*) FROM passages p WHERE num_terms !="
+        " (SELECT coalesce(sum(count), 0) FROM postings WHERE passage = p.id)"
+    ),
+    "terms whose count is not that of their postings": (
+        "SELECT count(*) FROM terms t WHERE num_passages !="
+        " (SELECT count(*) FROM postings WHERE term = t.id)"
+    ),
+    "records that repeat a record which is not there": (
+        "SELECT count(*) FROM records t WHERE duplicate_of IS NOT NULL"
+        f" AND NOT EXISTS ({_SAME_SCOPE} t.duplicate_of)"
+    ),
+    "records that update a record which is not there": (
+        "SELECT count(*) FROM records t WHERE successor_of IS NOT NULL"
+        f" AND NOT EXISTS ({_SAME_SCOPE} t.successor_of)"
+    ),
+    "scopes whose newest record is another": (
+        "SELECT count(*) FROM scopes s WHERE last_seq !="
+        " (SELECT coalesce(max(seq), 0) FROM records WHERE scope = s.id)"
+    ),
+    "blocks that end at no record": (
+        f"SELECT count(*) FROM index_blocks t WHERE NOT EXISTS ({_SAME_SCOPE} t.last_seq)"
+    ),
+    "scopes whose blocks leave passages out": (
+        "SELECT count(*) FROM scopes s WHERE"
+        " (SELECT coalesce(sum(num_rows), 0) FROM index_blocks WHERE scope = s.id) !="
+        " (SELECT count(*) FROM passages p WHERE p.scope = s.id AND p.seq <="
+        " (SELECT coalesce(max(last_seq), 0) FROM index_blocks WHERE scope = s.id))"
+    ),
+}
+"""What there must be none of -> a query that counts it."""
+
+
+def damages(store: Connection, progress: Progress | None = None) -> Iterator[str]:
+    """Everything that cannot have been written like this, a line each; reads the whole file."""
+    for name, look in (("pages", _pages), ("checksums", _checksums), ("relations", _misfits)):
+        if progress is not None:
+            progress(name)
+        yield from look(store)
+
+
+def _pages(store: Connection) -> Iterator[str]:
+    try:
+        for (line,) in store.db.execute("PRAGMA integrity_check"):
+            if line != "ok":
+                yield f"file: {' '.join(str(line).split())}"
+    except sqlite3.DatabaseError as error:
+        yield f"file: {error}"
+
+
+def _checksums(store: Connection) -> Iterator[str]:
+    for table, columns in SEALED.items():
+        try:
+            names = ", ".join((*columns, "checksum"))
+            for row in store.db.execute(f"SELECT {names} FROM {table}"):
+                if not is_sound(row):
+                    yield f"checksum: {store.describe(table, row)} is not what was written"
+        except sqlite3.DatabaseError as error:
+            yield f"checksum: {table} cannot be read to its end ({error})"
+
+
+def _misfits(store: Connection) -> Iterator[str]:
+    for name, query in MISFITS.items():
+        try:
+            count = int(store.db.execute(query).fetchone()[0])
+        except sqlite3.DatabaseError as error:
+            yield f"relation: {name} cannot be counted ({error})"
+            continue
+        if count:
+            yield f"relation: {count} {name}"

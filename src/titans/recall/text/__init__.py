@@ -1,0 +1,1 @@
+"""Texts: words, stems and times (`words`), passages (`passages`), updates and repeats (`links`)."""
