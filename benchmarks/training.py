@@ -24,7 +24,6 @@ from torch.nn import functional
 from titans.data.batch import IGNORED, Batch
 from titans.models import TitansForCausalLM
 from titans.training.config import load_config
-from titans.training.display import Display
 from titans.training.optim import build_optimizer, clip_gradients
 from titans.training.trainer import Trainer
 
@@ -41,7 +40,7 @@ def open_trainer(args: argparse.Namespace, folder: str) -> Trainer:
         *args.set,
     ]
     trainer = Trainer(load_config(args.config, settings))
-    trainer.display = Display(total=1, start=0, is_main=False)
+    trainer.console = Console(total=1, start=0, is_main=False)
     trainer.log = trainer._open_log()
     return trainer
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from golden.names import run_tree
 from titans.settings import build
 from titans.training.config import RunConfig
-from titans.training.records import read_log
+from titans.training.log import read_log
 from titans.training.trainer import Trainer
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew strong tea".split()
@@ -82,7 +82,7 @@ def losses(run: Path) -> dict[str, list[float]]:
 def whole(folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Losses of the uninterrupted run, and its last weights."""
     result = Trainer(config(folder)).fit()
-    return losses(result.run), dict(load_file(result.checkpoint / "model.safetensors"))
+    return losses(result.folder), dict(load_file(result.checkpoint / "model.safetensors"))
 
 
 def resumed(folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
@@ -92,4 +92,4 @@ def resumed(folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
         raise AssertionError("the run was to stop")
     except Stop:
         result = Trainer(config(folder), resume=True).fit()
-    return losses(result.run), dict(load_file(result.checkpoint / "model.safetensors"))
+    return losses(result.folder), dict(load_file(result.checkpoint / "model.safetensors"))

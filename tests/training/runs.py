@@ -4,7 +4,7 @@ from pathlib import Path
 
 from titans.settings import apply_settings, build
 from titans.training.config import RunConfig
-from titans.training.records import TIMES, Record, read_log
+from titans.training.log import TIMES, Record, read_log
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew strong tea".split()
 

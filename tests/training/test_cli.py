@@ -18,7 +18,7 @@ from titans.cli.main import main
 from titans.settings import to_yaml
 from titans.training.checkpoint import Checkpoint, CheckpointFolder
 from titans.training.config import RunConfig, load_config
-from titans.training.meter import Meter
+from titans.training.metrics import Meter
 from titans.training.trainer import Trainer
 from training.runs import timeless, tiny_config
 
@@ -46,7 +46,7 @@ def test_train_plot_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4 and not result["interrupted"]
     picture = tmp_path / "c.png"
-    assert main(["plot", result["run"], "--out", str(picture), "--json"]) == 0
+    assert main(["plot", result["folder"], "--out", str(picture), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"][0] == "loss"
     assert picture.stat().st_size > 1000
 

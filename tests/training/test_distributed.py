@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from titans.models import TitansForCausalLM
 from titans.settings import to_yaml
-from titans.training.records import read_log
+from titans.training.log import read_log
 from titans.training.trainer import Trainer
 from training.runs import timeless, tiny_config
 
@@ -19,9 +19,9 @@ CASES = {
     "plain": (),
     "carried": ("data.carry_state=true",),
     "memory loss, accumulated": ("train.memory_loss_weight=0.3", "train.micro_batch_size=1"),
-    "two stages": ("train.core_steps=3",),
+    "two phases": ("train.core_steps=3",),
     "sharded": ("train.sharding=full",),
-    "sharded, carried, two stages": (
+    "sharded, carried, two phases": (
         "train.sharding=full",
         "data.carry_state=true",
         "train.core_steps=3",
@@ -53,7 +53,7 @@ def check(case: str, tmp_path: Path) -> None:
     alone.mkdir()
     single = Trainer(tiny_config(alone, *CASES[case], variant="mac")).fit()
     run = train_together(tmp_path / "both", CASES[case])
-    ours, theirs = read_log(single.run), read_log(run)
+    ours, theirs = read_log(single.folder), read_log(run)
     assert [(r["kind"], r["step"]) for r in ours] == [(r["kind"], r["step"]) for r in theirs]
     for mine, other in zip(ours, theirs, strict=True):
         for name in ("loss", "grad_norm", "surprise", "memory_loss", "learning_rate", "tokens"):
@@ -88,7 +88,7 @@ def test_a_sharded_run_goes_on_in_one_process(tmp_path: Path) -> None:
     last = run / "checkpoints" / "step-00000008"
     last.rename(tmp_path / "taken")
     resumed = Trainer(tiny_config(both, *settings, variant="mac"), resume=True).fit()
-    ours, theirs = timeless(single.run), timeless(resumed.run)
+    ours, theirs = timeless(single.folder), timeless(resumed.folder)
     for mine, other in zip(ours, theirs, strict=True):
         assert other["loss"] == pytest.approx(mine["loss"], abs=1e-5)
 

@@ -13,7 +13,8 @@ from titans.files import provenance
 from titans.training import plots
 from titans.training.checkpoint import CheckpointFolder
 from titans.training.config import LogConfig
-from titans.training.records import RunLog, read_log
+from titans.training.console import Console
+from titans.training.log import RunLog, read_log
 from titans.training.tuning import Tuner, load_space, report
 from training.runs import tiny_config
 
@@ -89,12 +90,12 @@ def test_a_full_disk_is_explained_and_the_last_checkpoint_stays(tmp_path: Path) 
 
 def test_the_log_is_cut_back_and_survives_half_a_line(tmp_path: Path) -> None:
     config = LogConfig(tensorboard=False)
-    with RunLog(tmp_path, config, resume_step=0, settings={}) as log:
+    with RunLog(tmp_path, config, resume_step=0) as log:
         for step in (5, 10, 15):
             log.write("train", step, {"loss": step / 10, "bad": float("nan")})
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')
-    with RunLog(tmp_path, config, resume_step=10, settings={}) as log:
+    with RunLog(tmp_path, config, resume_step=10) as log:
         log.write("train", 11, {"loss": 1.1})
     records = read_log(tmp_path)
     assert [r["step"] for r in records] == [5, 10, 11]
@@ -106,7 +107,7 @@ def test_the_log_is_cut_back_and_survives_half_a_line(tmp_path: Path) -> None:
 def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with RunLog(tmp_path, LogConfig(), resume_step=0, settings={}) as log:
+    with RunLog(tmp_path, LogConfig(), resume_step=0) as log:
         log.write("train", 5, {"loss": 0.5})
         log.write("sample", 5, {"text": "once"})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -114,14 +115,25 @@ def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(5, 0.5)]
 
 
-def test_wandb_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="pip install wandb"):
-        RunLog(tmp_path, LogConfig(wandb_project="p"), resume_step=0, settings={})
+def test_a_line_of_progress_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(total=30_000, start=0, is_main=True)
+    values = {
+        "loss": 10.1234,
+        "bits_per_byte": 14.6,
+        "tokens_per_second": 123_456.7,
+        "step_size": 1,
+    }
+    console.show(29_990, values)
+    Console(total=9, start=0, is_main=False).show(1, values)
+    line = capsys.readouterr().err
+    assert line.startswith(
+        "29990/30000  loss 10.123  14.600 bits/byte  123,457 tokens/s  00:00 left"
+    )
+    assert line.count("\n") == 1 and len(line) <= 81
 
 
 def write_run(folder: Path, factor: float) -> Path:
-    with RunLog(folder, LogConfig(tensorboard=False), resume_step=0, settings={}) as log:
+    with RunLog(folder, LogConfig(tensorboard=False), resume_step=0) as log:
         for step in (10, 20):
             log.write("train", step, {"loss": factor / step, "surprise": 0.1})
         log.write("held_out", 20, {"loss": factor / 15, "bits_per_byte": 1.0})

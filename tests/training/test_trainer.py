@@ -20,11 +20,10 @@ from titans.models import TitansForCausalLM
 from titans.settings import to_yaml
 from titans.training.config import TrainConfig
 from titans.training.diagnosis import NonFiniteLoss
-from titans.training.optim import GROUPS, group_of
-from titans.training.records import read_log
+from titans.training.log import read_log
+from titans.training.optim import GROUPS, group_of, learning_rate
+from titans.training.phases import memory_parameters
 from titans.training.run import Run
-from titans.training.schedule import learning_rate
-from titans.training.stages import memory_parameters
 from titans.training.trainer import Trainer
 from training.runs import timeless, tiny_config
 
@@ -52,8 +51,8 @@ RESUMED = {
     "plain": (),
     "carried": ("data.carry_state=true", "train.micro_batch_size=2"),
     "open log line": ("log.every=7",),
-    "two stages": ("train.core_steps=8",),
-    "two stages, change at the checkpoint": ("train.core_steps=4", "checkpoint.every=4"),
+    "two phases": ("train.core_steps=8",),
+    "two phases, change at the checkpoint": ("train.core_steps=4", "checkpoint.every=4"),
 }
 
 
@@ -69,7 +68,7 @@ def test_resume_is_exact(case: str, tmp_path: Path) -> None:
         Trainer(config, watch=StopAt(12)).fit()
     resumed = Trainer(config, resume=True).fit()
     assert_same_checkpoint(whole.checkpoint, resumed.checkpoint)
-    assert timeless(whole.run) == timeless(resumed.run)
+    assert timeless(whole.folder) == timeless(resumed.folder)
     progress = [json.loads((r.checkpoint / "progress.json").read_text()) for r in (whole, resumed)]
     assert progress[0] == progress[1]
 
@@ -92,7 +91,7 @@ def test_a_checkpoint_is_complete(tmp_path: Path) -> None:
     provenance = json.loads((result.checkpoint / "provenance.json").read_text())
     assert provenance["version"]
     assert provenance.keys() == {"package", "version", "commit"}
-    folder = result.run / "checkpoints"
+    folder = result.folder / "checkpoints"
     assert (folder / "last").resolve() == result.checkpoint.resolve()
     tokenizer = AutoTokenizer.from_pretrained(folder / "best")
     model = TitansForCausalLM.from_pretrained(folder / "best")
@@ -113,13 +112,13 @@ def test_accumulation_changes_nothing(tmp_path: Path) -> None:
             variant="mac",
         )
         result = Trainer(config).fit()
-        logs.append([r["loss"] for r in read_log(result.run)])
+        logs.append([r["loss"] for r in read_log(result.folder)])
     assert logs[0] == pytest.approx(logs[1], abs=1e-5)
 
 
 def test_it_learns(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "train.steps=60", "log.every=20", "data.sequence_len=32")
-    losses = [r["loss"] for r in read_log(Trainer(config).fit().run) if r["kind"] == "train"]
+    losses = [r["loss"] for r in read_log(Trainer(config).fit().folder) if r["kind"] == "train"]
     assert losses[-1] < 0.75 * losses[0]
 
 
@@ -156,7 +155,7 @@ def test_carried_states_do_not_follow_the_optimizer(tmp_path: Path) -> None:
     assert all(torch.equal(t, before[name]) for name, t in cache.named_tensors().items())
 
 
-def test_two_stages_freeze_what_they_say(tmp_path: Path) -> None:
+def test_two_phases_freeze_what_they_say(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, "train.core_steps=4", "train.freeze_core=true", "train.steps=8", variant="mag"
     )
@@ -172,11 +171,11 @@ def test_two_stages_freeze_what_they_say(tmp_path: Path) -> None:
     for name in start:
         assert torch.equal(middle[name], end[name]) == (name not in memory), name
     events = [r for r in read_log(tmp_path / "run") if r["kind"] == "event"]
-    assert [(e["step"], e["stage"]) for e in events] == [(1, "core"), (5, "memory")]
+    assert [(e["step"], e["phase"]) for e in events] == [(1, "core"), (5, "memory")]
     assert set(str(events[0]["frozen"]).split(", ")) == memory
 
 
-def test_stages_need_a_memory_and_a_core(tmp_path: Path) -> None:
+def test_phases_need_a_memory_and_a_core(tmp_path: Path) -> None:
     for variant, message in (("swa", "has no memory"), ("lmm", "all memory")):
         with pytest.raises(ConfigError, match=message):
             Trainer(tiny_config(tmp_path, "train.core_steps=2", variant=variant))
@@ -189,7 +188,7 @@ def test_memory_loss_enters_the_gradient(tmp_path: Path) -> None:
             tmp_path, f"train.memory_loss_weight={weight}", f"out={tmp_path / str(weight)}",
             "train.steps=3", variant="mac",
         )  # fmt: skip
-        records = read_log(Trainer(config).fit().run)
+        records = read_log(Trainer(config).fit().folder)
         assert "memory_loss" in records[0]
         norms.append(records[0]["grad_norm"])
     assert norms[1] > 1.5 * norms[0]
@@ -235,14 +234,14 @@ def test_bfloat16_and_gradient_checkpointing(tmp_path: Path) -> None:
         [(), ("train.gradient_checkpointing=true",), ("train.precision=bfloat16",)]
     ):
         config = tiny_config(tmp_path, f"out={tmp_path / str(number)}", *settings, variant="mag")
-        losses.append([r["loss"] for r in read_log(Trainer(config).fit().run)])
+        losses.append([r["loss"] for r in read_log(Trainer(config).fit().folder)])
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_bad_steps_are_skipped_and_counted(tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(tmp_path, "train.max_bad_steps=3"))
-    original = trainer.run.stepper.run
+    original = trainer.run.stepper.step
 
     def sometimes_bad(batch, step, meter, stop):
         head = trainer.run.core.lm_head.weight
@@ -256,11 +255,11 @@ def test_bad_steps_are_skipped_and_counted(tmp_path: Path) -> None:
             return result
         return original(batch, step, meter, stop)
 
-    trainer.run.stepper.run = sometimes_bad  # type: ignore[method-assign]
+    trainer.run.stepper.step = sometimes_bad  # type: ignore[method-assign]
     result = trainer.fit()
     assert result.skipped_steps == 2
-    assert all(r["loss"] is not None for r in read_log(result.run) if r["step"] > 4)
-    last = read_log(result.run)[-2]
+    assert all(r["loss"] is not None for r in read_log(result.folder) if r["step"] > 4)
+    last = read_log(result.folder)[-2]
     assert last["skipped_steps"] == 2
 
 
@@ -304,7 +303,7 @@ def test_good_checkpoints_outlive_bad_steps(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_in_bad_steps_says_so(tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(tmp_path, "train.steps=8"))
-    original = trainer.run.stepper.run
+    original = trainer.run.stepper.step
 
     def bad_at_the_end(batch, step, meter, stop):
         if step == 6:
@@ -312,7 +311,7 @@ def test_a_run_that_ends_in_bad_steps_says_so(tmp_path: Path) -> None:
                 trainer.run.core.lm_head.weight[0, 0] = float("nan")
         return original(batch, step, meter, stop)
 
-    trainer.run.stepper.run = bad_at_the_end  # type: ignore[method-assign]
+    trainer.run.stepper.step = bad_at_the_end  # type: ignore[method-assign]
     with pytest.raises(NonFiniteLoss, match="2 steps in a row") as error:
         trainer.fit()
     folder = trainer.run.checkpoints
@@ -402,11 +401,19 @@ def test_parameter_groups(tmp_path: Path) -> None:
     assert groups["lm_head.weight"] == "matrices"
 
 
+@pytest.mark.parametrize(
+    ("steps", "asked", "taken"),
+    [(20, None, 2), (400, None, 40), (20, 50, 10), (8, 7, 7), (1, 5, 0)],
+)
+def test_the_warm_up_fits_the_run(steps: int, asked: int | None, taken: int) -> None:
+    assert TrainConfig(steps=steps, warmup_steps=asked).warmup == taken
+
+
 def test_learning_rate() -> None:
     config = TrainConfig(steps=100, warmup_steps=10, learning_rate=1.0, min_learning_rate_ratio=0.1)
     rates = [learning_rate(config, step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0 and rates[10] == 1.0
     assert all(a >= b for a, b in pairwise(rates[10:]))
     assert 0.1 < rates[-1] < 0.102
-    constant = TrainConfig(steps=100, warmup_steps=0, learning_rate=0.5, schedule="constant")
+    constant = TrainConfig(steps=100, warmup_steps=0, min_learning_rate_ratio=1, learning_rate=0.5)
     assert {learning_rate(constant, step) for step in range(100)} == {0.5}

@@ -193,7 +193,7 @@ def _build_model(base: Path, settings: list[str]) -> "TitansForCausalLM":
     from titans.data.streams import load_data
     from titans.training.build import build_model, take_weights
     from titans.training.config import load_config
-    from titans.training.stages import check_stages
+    from titans.training.phases import check_phases
 
     config = load_config(base, settings)
     data = load_data(config.data, batch_size=config.train.batch_size, seed=config.seed)
@@ -201,7 +201,7 @@ def _build_model(base: Path, settings: list[str]) -> "TitansForCausalLM":
         take_weights(build_model(config, data), Path(config.start_from))
     with torch.device("meta"):
         model = build_model(config, data)
-    check_stages(config.train, model)
+    check_phases(config.train, model)
     return model
 
 

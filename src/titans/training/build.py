@@ -11,8 +11,8 @@ from titans.data.streams import TrainingData
 from titans.errors import ConfigError
 from titans.models import TitansConfig, TitansForCausalLM
 from titans.settings import check_keys
+from titans.training.checkpoint import read_model
 from titans.training.config import RunConfig
-from titans.training.snapshot import read_model
 
 _SET_BY_DATA = ("pad_token_id", "bos_token_id", "eos_token_id", "use_cache")
 

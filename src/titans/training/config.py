@@ -16,6 +16,7 @@ from titans.settings import (
     Positive,
     Range,
     Share,
+    Tree,
     Whole,
     apply_settings,
     build,
@@ -39,19 +40,15 @@ class TrainConfig:
     learning_rate: Positive = 3e-3
     """Peak learning rate of the outer optimizer (not theta, the memory's own step size)."""
     min_learning_rate_ratio: Share = 0.1
-    """Where the cosine ends, as a part of the peak."""
-    warmup_steps: Whole = 50
-    """Steps of linear warm-up."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """What follows the warm-up."""
+    """Where the cosine after the warm-up ends, as a part of the peak; 1 keeps the rate constant."""
+    warmup_steps: Whole | None = None
+    """Steps of linear warm-up; None: a tenth of all. In a run that is shorter, half of it."""
     weight_decay: NotNegative = 0.1
     """On matrices; never on norms, biases, gates, embeddings, persistent or initial memory."""
     memory_learning_rate_ratio: NotNegative = 1.0
     """Learning rate of the memory's parameters, relative to the others'."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's averages."""
-    epsilon: Positive = 1e-8
-    """AdamW's epsilon."""
     max_grad_norm: NotNegative = 1.0
     """Clip the gradient to this norm; 0 switches it off."""
     memory_loss_weight: NotNegative = 0.0
@@ -60,38 +57,38 @@ class TrainConfig:
     """Cost of writing: this times the mean step size (theta) joins the loss, so that tokens that
     need not be remembered are not written, and `write_threshold` finds a gap."""
     core_steps: Whole = 0
-    """Two stages: in the first this many steps the memory is off the path and frozen."""
+    """Two phases: for the first this many steps the memory is off the path and frozen."""
     freeze_core: bool = False
-    """In the second stage, train only the memory, its gates and the norms that join it."""
+    """In the second phase, train only the memory, its gates and the norms that join it."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: autocast. Helps on GPUs; on CPUs without bfloat16 units it is slower."""
     sharding: Literal["none", "full"] = "none"
     """With several processes: `full` splits the weights over them too (FSDP)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
-    compile: bool = False
-    """Run the model through `torch.compile`."""
     max_bad_steps: Count = 5
     """Stop after this many steps in a row with a loss or gradient that is not finite."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "train.")
-        if self.warmup_steps >= self.steps:
-            raise ConfigError(
-                f"train.warmup_steps ({self.warmup_steps}) must be below train.steps ({self.steps})"
-            )
         if self.core_steps >= self.steps:
             raise ConfigError(
                 f"train.core_steps ({self.core_steps}) must be below train.steps ({self.steps}), "
                 "or the memory never joins"
             )
         if self.freeze_core and not self.core_steps:
-            raise ConfigError("train.freeze_core needs a first stage: set train.core_steps")
+            raise ConfigError("train.freeze_core needs a first phase: set train.core_steps")
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ConfigError(
                 f"train.micro_batch_size ({self.micro_batch_size}) must divide "
                 f"train.batch_size ({self.batch_size})"
             )
+
+    @property
+    def warmup(self) -> int:
+        """Steps of warm-up that are taken."""
+        wanted = self.steps // 10 if self.warmup_steps is None else self.warmup_steps
+        return wanted if wanted < self.steps else self.steps // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +124,6 @@ class LogConfig:
     """Length of a sample."""
     tensorboard: bool = True
     """Write TensorBoard files beside the JSONL log."""
-    wandb_project: str | None = None
-    """Log to this Weights & Biases project too (needs the `wandb` package)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "log.")
@@ -164,4 +159,22 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> RunConfig:
         near = sorted(path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         hint = f"; there are {', '.join(p.name for p in near)}" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}")
-    return build(RunConfig, apply_settings(read_yaml(path), settings))
+    tree = read_yaml(path)
+    _drop_old_fields(tree)
+    return build(RunConfig, apply_settings(tree, settings))
+
+
+_REMOVED = {
+    "train": {"schedule": "cosine", "epsilon": 1e-8, "compile": False},
+    "log": {"wandb_project": None},
+}
+"""Fields that configurations of earlier versions hold, with the only value that has a meaning."""
+
+
+def _drop_old_fields(tree: Tree) -> None:
+    for name, removed in _REMOVED.items():
+        section = tree.get(name)
+        if isinstance(section, dict):
+            for key, value in removed.items():
+                if key in section and section[key] == value:
+                    del section[key]

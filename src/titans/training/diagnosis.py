@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from titans.data.batch import Batch
 from titans.errors import TitansError
-from titans.training.launch import whole
+from titans.training.processes import whole
 
 
 class NonFiniteLoss(TitansError, FloatingPointError):

@@ -1,5 +1,6 @@
-"""AdamW and its parameter groups."""
+"""AdamW, its parameter groups, and the learning rate of each step."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +9,7 @@ from torch.optim import AdamW, Optimizer
 
 from titans.layers.gates import MemoryGates
 from titans.training.config import TrainConfig
-from titans.training.launch import split_like, whole
-from titans.training.schedule import learning_rate
+from titans.training.processes import split_like, whole
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,21 @@ def build_optimizer(model: nn.Module, config: TrainConfig, memory_names: set[str
         for group in GROUPS
         if parameters[group.name]
     ]
-    return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon)
+    return AdamW(groups, lr=config.learning_rate, betas=config.betas)
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The rate of optimizer step `step` (0 is the first): a warm-up, then a cosine.
+
+    A closed form: there is no state of a scheduler to save.
+    """
+    warmup = config.warmup
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, config.steps - warmup)
+    falling = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    floor = config.min_learning_rate_ratio
+    return config.learning_rate * (floor + (1 - floor) * falling)
 
 
 def set_learning_rate(optimizer: Optimizer, config: TrainConfig, step: int) -> float:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from titans.errors import DataError
 from titans.files import write_figure, write_text
-from titans.training.records import Record, read_log
+from titans.training.log import Record, read_log
 
 DEFAULT_METRICS = (
     "loss",

@@ -14,14 +14,26 @@ from titans.data.streams import load_data
 from titans.errors import CheckpointError, ConfigError
 from titans.files import FolderLock
 from titans.models import TitansForCausalLM
-from titans.training import snapshot, stages
+from titans.training import phases
 from titans.training.build import build_model, take_weights
 from titans.training.carry import CarriedStates
-from titans.training.checkpoint import Checkpoint, CheckpointFolder
+from titans.training.checkpoint import (
+    Checkpoint,
+    CheckpointFolder,
+    Progress,
+    collect_weights,
+    read_model,
+    read_progress,
+    restore_optimizer,
+    restore_rng,
+    write_progress,
+    write_rng,
+    write_weights,
+)
 from titans.training.config import RunConfig
-from titans.training.launch import Processes, is_sharded, split_again
-from titans.training.meter import Meter
-from titans.training.optim import build_optimizer
+from titans.training.metrics import Meter
+from titans.training.optim import build_optimizer, optimizer_tensors
+from titans.training.processes import Processes, is_sharded, split_again
 from titans.training.step import Stepper
 
 
@@ -51,15 +63,15 @@ class Run:
         self.rows = self.processes.rows(config.train.batch_size)
         self.data = load_data(config.data, batch_size=config.train.batch_size, seed=config.seed)
         self.core = self._load_model(start)
-        stages.check_stages(config.train, self.core)
-        self.memory_names = stages.memory_parameters(self.core)
-        self.progress = snapshot.Progress() if start is None else snapshot.read_progress(start.path)
+        phases.check_phases(config.train, self.core)
+        self.memory_names = phases.memory_parameters(self.core)
+        self.progress = Progress() if start is None else read_progress(start.path)
         self.states = self._new_states()
         self.is_proven = True
         """Whether a good step followed the newest checkpoint."""
-        self.stage: stages.Stage | None = None
+        self.phase: phases.Phase | None = None
         self.frozen: list[str] = []
-        """Names of the parameters that rest in the present stage."""
+        """Names of the parameters that rest in the present phase."""
         self._prepare(start)
 
     @property
@@ -83,12 +95,12 @@ class Run:
         )
         return load_batches(dataset, self.config.data.num_workers)
 
-    def enter_stage(self) -> bool:
-        """Switch to the stage of the next step, if it begins there. Returns whether it does."""
-        stage = stages.stage_at(self.config.train, self.progress.step)
-        if stage == self.stage:
+    def enter_phase(self) -> bool:
+        """Switch to the phase of the next step, if it begins there. Returns whether it does."""
+        phase = phases.phase_at(self.config.train, self.progress.step)
+        if phase == self.phase:
             return False
-        self._switch(stage)
+        self._switch(phase)
         if self.states is not None:
             self.states.drop()
         return True
@@ -104,17 +116,17 @@ class Run:
         if self.processes.count > 1:
             self.progress.sums = gather_object(self.progress.sums)
         split_again(self.core)
-        weights = snapshot.collect_weights(self.core)
-        optimizer = snapshot.collect_optimizer(self.core, self.optimizer)
+        weights = collect_weights(self.core)
+        optimizer = optimizer_tensors(self.core, self.optimizer)
         folder = self.checkpoints.begin(step, is_main=self.processes.is_main)
         self.processes.wait()
         with self.checkpoints.explained(step):
-            snapshot.write_rng(folder, self.processes.rank)
+            write_rng(folder, self.processes.rank)
             if self.states is not None:
                 self.states.save(folder / "carried", self._first_micro_batch())
             if self.processes.is_main:
-                snapshot.write_weights(folder, self.core, weights, self.data.tokenizer)
-                snapshot.write_progress(folder, self.config, self.progress, optimizer)
+                write_weights(folder, self.core, weights, self.data.tokenizer)
+                write_progress(folder, self.config, self.progress, optimizer)
         self.processes.wait()
         if self.processes.is_main:
             self.checkpoints.commit(step, held_out_loss)
@@ -158,7 +170,7 @@ class Run:
             if self.config.start_from is not None:
                 take_weights(fresh, Path(self.config.start_from))
             return fresh
-        model = snapshot.read_model(start.path)
+        model = read_model(start.path)
         for name in self.config.model:
             before, now = getattr(model.config, name), getattr(fresh.config, name)
             if before != now:
@@ -196,26 +208,24 @@ class Run:
         else:
             self.core.to(self.processes.device)  # type: ignore[arg-type]
         self.optimizer = build_optimizer(self.core, config, self.memory_names)
-        if config.compile:
-            self.core.compile()
         if start is not None:
             self._restore(start.path)
-        # The stage of the last step done: the next one may begin another.
-        self._switch(stages.stage_at(config, max(0, self.progress.step - 1)))
+        # The phase of the last step done: the next one may begin another.
+        self._switch(phases.phase_at(config, max(0, self.progress.step - 1)))
 
     def _restore(self, start: Path) -> None:
-        snapshot.restore_optimizer(start, self.core, self.optimizer)
-        snapshot.restore_rng(start, self.processes.rank)
+        restore_optimizer(start, self.core, self.optimizer)
+        restore_rng(start, self.processes.rank)
         # With micro-batches of another size the rows belong to others: states start anew.
         same_size = self.progress.micro_batch_size == self._micro_batch_size()
         if self.states is not None and same_size:
             folder = start / "carried"
             self.states.load(folder, self._first_micro_batch(), self.processes.device)
 
-    def _switch(self, stage: stages.Stage) -> None:
+    def _switch(self, phase: phases.Phase) -> None:
         """Freeze and thaw. Data-parallel wrappers note what trains, so they are made anew."""
-        self.stage = stage
-        self.frozen = stages.freeze(self.core, stage, self.memory_names)
+        self.phase = phase
+        self.frozen = phases.freeze(self.core, phase, self.memory_names)
         is_split = is_sharded(self.core)
         self.stepper = Stepper(
             config=self.config.train,

@@ -13,10 +13,9 @@ from titans.models import TitansForCausalLM
 from titans.models.lm import TitansOutput
 from titans.training.carry import CarriedStates
 from titans.training.config import TrainConfig
-from titans.training.launch import Processes
-from titans.training.meter import Meter
-from titans.training.objective import language_loss
+from titans.training.metrics import Meter, language_loss
 from titans.training.optim import clip_gradients, set_learning_rate
+from titans.training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ class Stepper:
     states: CarriedStates | None
     """None where windows stand alone."""
 
-    def run(self, batch: Batch, step: int, meter: Meter, stop: bool) -> StepResult:
-        """Train on this process's rows of a batch."""
-        rate = set_learning_rate(self.optimizer, self.config, step)
+    def step(self, batch: Batch, number: int, meter: Meter, stop: bool) -> StepResult:
+        """Train on this process's rows of batch `number`."""
+        rate = set_learning_rate(self.optimizer, self.config, number)
         tokens = _num_tokens(batch)
         total_targets, total_tokens, stops = self.processes.sum(
             [batch.num_targets, tokens, float(stop)]

@@ -2,7 +2,7 @@
 
     batch -> step -> log -> held-out loss -> sample -> checkpoint
 
-What a run consists of is in `run.py`, a step in `step.py`, a checkpoint in `snapshot.py`.
+What a run consists of is in `run.py`, a step in `step.py`, a checkpoint in `checkpoint.py`.
 """
 
 import json
@@ -15,22 +15,20 @@ from typing import NoReturn
 
 from titans.data.batch import Batch
 from titans.files import write_text
-from titans.settings import to_plain, to_yaml
+from titans.settings import to_yaml
 from titans.training.checkpoint import Checkpoint
 from titans.training.config import RunConfig
+from titans.training.console import Console, StopOnSignal
 from titans.training.diagnosis import NonFiniteLoss, diagnose
-from titans.training.display import Display
-from titans.training.held_out import held_out_loss, sample_text
-from titans.training.launch import is_sharded, split_again
-from titans.training.meter import Meter, means
-from titans.training.records import RunLog
+from titans.training.log import RunLog
+from titans.training.metrics import Meter, held_out_loss, means, sample_text
+from titans.training.processes import is_sharded, split_again
 from titans.training.run import Run
-from titans.training.signals import StopOnSignal
 from titans.training.step import StepResult, autocast
 
 Watch = Callable[[int, float], None]
 """Called with (step, held-out loss); may raise to end the run (hyper-parameter search does)."""
-_STAGES = {
+_PHASES = {
     "core": "core only: the memory is off the path and frozen",
     "all": "the memory has joined: everything trains",
     "memory": "the memory has joined: the core is frozen",
@@ -41,7 +39,7 @@ _STAGES = {
 class RunResult:
     """How a run ended."""
 
-    run: Path
+    folder: Path
     steps: int
     checkpoint: Path
     held_out: dict[str, object]
@@ -67,7 +65,7 @@ class Trainer:
     def fit(self) -> RunResult:
         """Train to the last step, or until interrupted."""
         began, progress, limit = time.perf_counter(), self.run.progress, self.config.train.steps
-        self.display = Display(total=limit, start=progress.step, is_main=self._is_main)
+        self.console = Console(total=limit, start=progress.step, is_main=self._is_main)
         self.log = self._open_log()
         try:
             with StopOnSignal(self._ask_to_stop):
@@ -80,13 +78,13 @@ class Trainer:
                 checkpoint = self._save_last()
         finally:
             self.run.release()
-            self.display.close()
+            self.console.close()
             if self.log is not None:
                 self.log.close()
         if progress.step < limit:
             self._say(f"go on from {checkpoint.path}: titans train {self.run.path} --resume")
         return RunResult(
-            run=self.run.path,
+            folder=self.run.path,
             steps=progress.step,
             checkpoint=checkpoint.path,
             held_out=self.held_out,
@@ -97,10 +95,10 @@ class Trainer:
 
     def _train_step(self, batch: Batch) -> StepResult:
         began, progress = time.perf_counter(), self.run.progress
-        if self.run.enter_stage():
-            self._tell_stage()
+        if self.run.enter_phase():
+            self._tell_phase()
         self._batch = batch = batch.to(self.run.processes.device)
-        result = self.run.stepper.run(batch, progress.step, self.meter, self._stop)
+        result = self.run.stepper.step(batch, progress.step, self.meter, self._stop)
         progress.step += 1
         progress.tokens += result.num_tokens
         self.meter.add(tokens=result.num_tokens / self.run.processes.count)
@@ -114,7 +112,7 @@ class Trainer:
 
     def _after_step(self, result: StepResult) -> None:
         config = self.config
-        self.display.advance(self.run.progress.step)
+        self.console.advance(self.run.progress.step)
         if self._is_due(config.log.every):
             self._log_line(result)
         saves = self._is_due(config.checkpoint.every)
@@ -227,12 +225,7 @@ class Trainer:
             return None
         self.run.path.mkdir(parents=True, exist_ok=True)
         write_text(self.run.path / "config.yaml", to_yaml(self.config))
-        return RunLog(
-            self.run.path,
-            self.config.log,
-            resume_step=self.run.progress.step,
-            settings=to_plain(self.config),
-        )
+        return RunLog(self.run.path, self.config.log, resume_step=self.run.progress.step)
 
     def _log_line(self, result: StepResult) -> None:
         run, meter = self.run, self.meter
@@ -250,8 +243,7 @@ class Trainer:
             "data_wait": meter.waited / max(meter.seconds, 1e-9),
         }
         self._record("train", run.progress.step, values)
-        steps_left = self.config.train.steps - run.progress.step
-        self.display.show(run.progress.step, values, steps_left)
+        self.console.show(run.progress.step, values)
         self.meter = Meter()
 
     def _announce(self) -> None:
@@ -263,15 +255,18 @@ class Trainer:
             f"the memory's; {run.processes.count} process(es) on {run.processes.device.type}; "
             f"run {run.path}"
         )
+        train = self.config.train
+        if train.warmup_steps is not None and train.warmup != train.warmup_steps:
+            self._say(f"warm-up shortened from {train.warmup_steps} to {train.warmup} steps")
         if run.resumed:
             self._say(f"resumed at step {run.progress.step}")
         elif self.config.train.core_steps:
-            self._tell_stage()
+            self._tell_phase()
 
-    def _tell_stage(self) -> None:
+    def _tell_phase(self) -> None:
         run = self.run
-        self._say(f"stage: {_STAGES[run.stage or 'all']} ({len(run.frozen)} frozen tensors)")
-        values = {"stage": run.stage, "frozen": ", ".join(run.frozen)}
+        self._say(f"{_PHASES[run.phase or 'all']} ({len(run.frozen)} frozen tensors)")
+        values = {"phase": run.phase, "frozen": ", ".join(run.frozen)}
         self._record("event", run.progress.step + 1, values)
 
     def _record(self, kind: str, step: int, values: dict[str, object]) -> None:
@@ -279,4 +274,4 @@ class Trainer:
             self.log.write(kind, step, values)
 
     def _say(self, text: str) -> None:
-        self.display.say(text)
+        self.console.say(text)

@@ -1,4 +1,4 @@
-"""Two stages: first the core without the memory, then the memory joins.
+"""Two phases of a run: first the core without the memory, then the memory joins.
 
 The memory's part of a model is, by definition, every parameter that gets no gradient while the
 memory is off the path: the memories with their projections, gates and initial weights, and the
@@ -14,19 +14,19 @@ from titans.models import TitansForCausalLM
 from titans.models.mixer import Mixer
 from titans.training.config import TrainConfig
 
-Stage = Literal["core", "all", "memory"]
+Phase = Literal["core", "all", "memory"]
 """core: memory off and frozen; all: everything trains; memory: the core is frozen."""
 
 
-def stage_at(config: TrainConfig, step: int) -> Stage:
-    """The stage that step `step` belongs to."""
+def phase_at(config: TrainConfig, step: int) -> Phase:
+    """The phase that step `step` belongs to."""
     if step < config.core_steps:
         return "core"
     return "memory" if config.freeze_core else "all"
 
 
 def memory_parameters(model: TitansForCausalLM) -> set[str]:
-    """Names of the parameters that serve the memory alone (see the module's docstring)."""
+    """Names of the parameters that serve only the memory (see the module's docstring)."""
     if not model.config.has_memory:
         return set()
     if model.config.variant == "lmm":
@@ -51,8 +51,8 @@ def memory_parameters(model: TitansForCausalLM) -> set[str]:
     return silent
 
 
-def check_stages(config: TrainConfig, model: TitansForCausalLM) -> None:
-    """Refuse a first stage that cannot be."""
+def check_phases(config: TrainConfig, model: TitansForCausalLM) -> None:
+    """Refuse a first phase that cannot be."""
     if not config.core_steps:
         return
     if not model.config.has_memory:
@@ -64,12 +64,12 @@ def check_stages(config: TrainConfig, model: TitansForCausalLM) -> None:
         raise ConfigError("train.core_steps: an LMM is all memory, it has no core to train first")
 
 
-def freeze(model: TitansForCausalLM, stage: Stage, memory_names: set[str]) -> list[str]:
-    """Switch the memory and freeze what the stage freezes; returns the frozen names."""
-    model.set_memory_mode("off" if stage == "core" else "live")
+def freeze(model: TitansForCausalLM, phase: Phase, memory_names: set[str]) -> list[str]:
+    """Switch the memory and freeze what the phase freezes; returns the frozen names."""
+    model.set_memory_mode("off" if phase == "core" else "live")
     frozen = []
     for name, parameter in model.named_parameters():
-        rests = {"core": name in memory_names, "memory": name not in memory_names}.get(stage, False)
+        rests = {"core": name in memory_names, "memory": name not in memory_names}.get(phase, False)
         parameter.requires_grad_(not rests)
         if rests:
             parameter.grad = None

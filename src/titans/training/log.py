@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object per line, always; TensorBoard beside it; W&B if asked for.
+"""The log of a run: one JSON object per line, and TensorBoard beside it unless switched off.
 
 A resumed run cuts the log back to its checkpoint, so the file reads as if nothing had happened.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from titans.errors import ConfigError, DataError
+from titans.errors import DataError
 from titans.files import is_out_of_space, write_text
 from titans.training.config import LogConfig
 
@@ -31,14 +31,12 @@ class _Sink(Protocol):
 class RunLog:
     """Writes records to every place that wants them."""
 
-    def __init__(self, run: Path, config: LogConfig, *, resume_step: int, settings: object) -> None:
+    def __init__(self, run: Path, config: LogConfig, *, resume_step: int) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self.path = run / LOG_NAME
         self._sinks: list[_Sink] = []
         if config.tensorboard:
             self._sinks.append(_TensorBoard(run / "tensorboard", resume_step))
-        if config.wandb_project:
-            self._sinks.append(_WandB(config.wandb_project, run, settings))
         _cut_back(self.path, resume_step)
         self._file = self.path.open("a")
 
@@ -122,24 +120,3 @@ class _TensorBoard:
 
     def close(self) -> None:
         self.writer.close()
-
-
-class _WandB:
-    def __init__(self, project: str, run: Path, settings: object) -> None:
-        try:
-            import wandb  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise ConfigError(
-                "log.wandb_project is set but the `wandb` package is not installed: "
-                "pip install wandb, or leave it out (JSONL and TensorBoard are always written)"
-            ) from error
-        self.run = wandb.init(
-            project=project, name=run.name, dir=str(run), config=settings, resume="allow"
-        )
-
-    def write(self, record: Mapping[str, object]) -> None:
-        values = {f"{record['kind']}/{k}": v for k, v in record.items() if k not in ("kind",)}
-        self.run.log(values)
-
-    def close(self) -> None:
-        self.run.finish()
