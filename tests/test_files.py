@@ -179,9 +179,8 @@ ELSEWHERE = {
     "files.py",
     # A checkpoint is filled by several processes and renamed when all are done.
     "training/checkpoint.py",
-    "training/snapshot.py",
     # The open log: lines are added for hours.
-    "training/records.py",
+    "training/log.py",
     # Into the temporary folder of a packed corpus.
     "data/packing.py",
 }

@@ -140,7 +140,7 @@ def test_the_command_names_a_setting_of_another_kind(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["eval", "permutations", "--model", str(checkpoint), "--set", "write_threshold=abc"]
-    assert main(words) == 1
+    assert main(words) == 2
     error = capsys.readouterr().err
     assert "write_threshold must be of type float" in error and "Traceback" not in error
 

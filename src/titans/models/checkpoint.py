@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises plain `Exception`s
         has_file = (folder / "tokenizer.json").is_file()
-        wrong = "the tokenizer cannot be used" if has_file else "no tokenizer beside the model"
+        wrong = "tokenizer.json is no tokenizer" if has_file else "no tokenizer beside the model"
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise CheckpointError(
             f"{folder}: {wrong} ({reason}); save one there with tokenizer.save_pretrained"
