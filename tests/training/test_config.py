@@ -145,7 +145,7 @@ def test_spaces_name_real_settings(path: Path) -> None:
             "unknown key train.learning_rat; did you mean train.learning_rate",
         ),
         ("trian.steps=1", "unknown key trian; did you mean train"),
-        ("zzz=1", "known: checkpoint, data, log, model, out, seed, start_from, train"),
+        ("zzz=1", "known: checkpoint, data, log, model, out, seed, stages, start_from, train"),
         ("train.steps=many", "train.steps must be of type int, got 'many'"),
         ("train.steps=0", "train.steps must be at least 1, got 0"),
         ("train.precision=half", "train.precision must be one of float32, bfloat16; got 'half'"),

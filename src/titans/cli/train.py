@@ -48,23 +48,20 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         from titans.training.build import check_model_section
 
-        check_model_section(config.model)
+        for stage in config.runs():
+            check_model_section(stage.model)
         sys.stdout.write(to_yaml(config))
         return 0
 
     from titans.training.diagnosis import NonFiniteLoss
-    from titans.training.trainer import Trainer
+    from titans.training.stages import train
 
-    trainer = Trainer(config, resume=args.resume)
-    is_main = trainer.run.processes.is_main
     try:
-        result = trainer.fit()
+        result = train(config, resume=args.resume)
     except NonFiniteLoss as error:
         print(f"titans train: {error}", file=sys.stderr)
         return 1
-    finally:
-        trainer.run.processes.close()
-    if not is_main:
+    if result is None:
         return 0
     if args.json:
         print(json.dumps(asdict(result), default=str))

@@ -15,6 +15,8 @@ from titans.models.lm import TitansForCausalLM
 CONFIG_FILE = "config.json"
 NEWEST = (Path("checkpoints/last"), Path("last"))
 """Where a run, and its folder of checkpoints, keep the newest one."""
+STAGE = "stage-"
+"""What the folders of a training's stages are called; a number follows."""
 
 
 def load(folder: str | Path) -> tuple[TitansForCausalLM, PreTrainedTokenizerBase]:
@@ -26,13 +28,20 @@ def load(folder: str | Path) -> tuple[TitansForCausalLM, PreTrainedTokenizerBase
 def find_checkpoint(folder: str | Path) -> Path:
     """The folder itself if it is a checkpoint; of a run, its newest one."""
     folder = Path(folder)
-    for place in (folder, *(folder / newest for newest in NEWEST)):
+    runs = (folder, *reversed(stage_folders(folder)))
+    for place in (folder, *(run / newest for run in runs for newest in NEWEST)):
         if (place / CONFIG_FILE).is_file():
             return place
     raise CheckpointError(
         f"{folder} is no checkpoint: it has no {CONFIG_FILE}. Give the folder that `titans train` "
         "or save_pretrained wrote, such as runs/mac"
     )
+
+
+def stage_folders(folder: Path) -> list[Path]:
+    """The folders of a training's stages, first one first."""
+    found = [path for path in folder.glob(f"{STAGE}*") if path.name[len(STAGE) :].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name[len(STAGE) :]))
 
 
 def load_config(folder: Path) -> TitansConfig:

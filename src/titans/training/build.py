@@ -8,8 +8,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from titans.data.streams import TrainingData
-from titans.errors import ConfigError
+from titans.errors import CheckpointError, ConfigError
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.models.checkpoint import find_checkpoint
 from titans.settings import check_keys
 from titans.training.checkpoint import read_model
 from titans.training.config import RunConfig
@@ -79,10 +80,10 @@ def build_model(config: RunConfig, data: TrainingData) -> TitansForCausalLM:
 
 
 def take_weights(model: TitansForCausalLM, folder: Path) -> None:
-    """Start from the weights of the checkpoint in `folder`, which must fit to the last tensor."""
+    """Start from the newest weights in `folder`, which must fit to the last tensor."""
     try:
-        given = read_model(folder).state_dict()
-    except OSError as error:
+        given = read_model(find_checkpoint(folder)).state_dict()
+    except (OSError, CheckpointError) as error:
         raise ConfigError(f"start_from: no checkpoint in {folder} ({error})") from error
     wanted = model.state_dict()
     both = {*given} & {*wanted}

@@ -69,12 +69,20 @@ class CheckpointFolder:
     def __init__(self, folder: Path, *, keep_last: int, keep_best: bool) -> None:
         self.folder, self.keep_last, self.keep_best = folder, keep_last, keep_best
 
+    @classmethod
+    def of(cls, config: RunConfig) -> "CheckpointFolder":
+        """Those of the run that `config` describes."""
+        keep = config.checkpoint
+        folder = Path(config.out) / "checkpoints"
+        return cls(folder, keep_last=keep.keep_last, keep_best=keep.keep_best)
+
     def clean(self) -> None:
-        """Remove what an interrupted save or deletion left behind."""
+        """Remove what an interrupted save or deletion left behind, and set the links."""
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name.startswith(_HIDDEN):
                     shutil.rmtree(path, ignore_errors=True)
+            self._point()
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, oldest first."""

@@ -1,12 +1,12 @@
-"""How to train: the typed configuration of one run. A YAML file in `configs/` is one of these.
+"""How to train: the typed configuration of a training. A YAML file in `configs/` is one of these.
 
-The order is: defaults here, then the file, then `--set section.key=value`.
+The order is: defaults here, then the file, then the file's stages, then `--set section.key=value`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from titans.data.config import DataConfig
 from titans.errors import ConfigError
@@ -20,8 +20,11 @@ from titans.settings import (
     Whole,
     apply_settings,
     build,
+    check_keys,
     check_ranges,
+    parse_setting,
     read_yaml,
+    to_plain,
 )
 
 Beta = Annotated[float, Range(0, 0.999_999)]
@@ -133,23 +136,58 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One whole run."""
+    """One run, or several that follow each other (`stages`)."""
 
     out: str = "runs/run"
     """The folder of the run: configuration, logs, samples, checkpoints."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Decides initial weights, the order of the data and everything random."""
     start_from: str | None = None
-    """A checkpoint of the same model whose weights this run starts with; None starts anew."""
+    """A run or a checkpoint of the same model whose weights this run starts with; None starts
+    anew."""
     model: dict[str, object] = field(default_factory=dict)
     """Fields of `TitansConfig`. `vocab_size` follows the data when it is left out."""
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    stages: tuple[dict[str, object], ...] = ()
+    """Runs that follow each other, each from the weights of the one before: what every one changes
+    in the seed and in the sections above. Lists are replaced as a whole."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        self.runs()
+
+    def runs(self) -> list["RunConfig"]:
+        """The runs to train, in order: this one, or one per stage in `out/stage-1`, ..."""
+        if not self.stages:
+            return [self]
+        common = cast(Tree, to_plain(replace(self, stages=())))
+        runs: list[RunConfig] = []
+        for number, changes in enumerate(self.stages, start=1):
+            tree = _merged(common, changes) | {"out": f"{self.out}/stage-{number}"}
+            if runs:
+                tree["start_from"] = runs[-1].out
+            try:
+                check_keys(changes, _STAGE_KEYS)
+                runs.append(build(RunConfig, tree))
+            except ConfigError as error:
+                raise ConfigError(f"stage {number}: {error}") from error
+        return runs
+
+
+_STAGE_KEYS = ("seed", "model", "data", "train", "checkpoint", "log")
+
+
+def _merged(tree: Mapping[str, object], changes: Mapping[str, object]) -> Tree:
+    """`tree` with the values of `changes`, section by section."""
+    merged = dict(tree)
+    for name, value in changes.items():
+        old = merged.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def load_config(path: str | Path, settings: Sequence[str] = ()) -> RunConfig:
@@ -161,7 +199,37 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: no such configuration file{hint}")
     tree = read_yaml(path)
     _drop_old_fields(tree)
-    return build(RunConfig, apply_settings(tree, settings))
+    for setting in settings:
+        _apply(tree, setting)
+    return build(RunConfig, tree)
+
+
+def _apply(tree: Tree, setting: str) -> None:
+    """`--set` for all stages, or for one: `stages.2.train.steps=300`."""
+    names, _ = parse_setting(setting)
+    stages = tree.get("stages") or []
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise ConfigError(f"stages must be a list of sections, got {stages!r}")
+    if names[0] != "stages" or len(names) == 1:
+        apply_settings(tree, [setting])
+        for stage in stages:
+            _drop(stage, names)
+        return
+    number = int(names[1]) if len(names) > 2 and names[1].isdecimal() else 0
+    if not 1 <= number <= len(stages):
+        raise ConfigError(
+            f"--set {'.'.join(names)}: there are {len(stages)} stages; name one by its number, "
+            "as in stages.1.train.steps=500"
+        )
+    apply_settings(stages[number - 1], [setting.split(".", 2)[2]])
+
+
+def _drop(tree: object, names: Sequence[str]) -> None:
+    """Remove the value at a dotted name, if there is one."""
+    for name in names[:-1]:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    if isinstance(tree, dict):
+        tree.pop(names[-1], None)
 
 
 _REMOVED = {

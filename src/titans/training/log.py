@@ -8,10 +8,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, cast
 
 from titans.errors import DataError
 from titans.files import is_out_of_space, write_text
+from titans.models.checkpoint import stage_folders
 from titans.training.config import LogConfig
 
 LOG_NAME = "log.jsonl"
@@ -74,8 +75,13 @@ class RunLog:
 
 
 def read_log(run: str | Path) -> list[Record]:
-    """The records of a run (its folder, or the log file itself)."""
+    """The records of a run (its folder, or the log file itself).
+
+    Those of a training in stages follow each other, as if its steps were counted through.
+    """
     path = Path(run)
+    if stages := stage_folders(path):
+        return _joined([read_log(stage) for stage in stages if (stage / LOG_NAME).is_file()])
     path = path / LOG_NAME if path.is_dir() else path
     if not path.is_file():
         raise DataError(f"{path}: no such log; give the folder of a run (the `out` of its config)")
@@ -87,6 +93,16 @@ def read_log(run: str | Path) -> list[Record]:
             # A killed process may leave half of its last line.
             continue
     return records
+
+
+def _joined(logs: list[list[Record]]) -> list[Record]:
+    joined: list[Record] = []
+    before = 0
+    for log in logs:
+        steps = [before + cast(int, record["step"]) for record in log]
+        joined += [Record(record, step=step) for record, step in zip(log, steps, strict=True)]
+        before = max(steps, default=before)
+    return joined
 
 
 def _cut_back(path: Path, step: int) -> None:

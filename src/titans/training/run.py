@@ -43,11 +43,7 @@ class Run:
     def __init__(self, config: RunConfig, *, resume: bool) -> None:
         self.config = config
         self.path = Path(config.out)
-        self.checkpoints = CheckpointFolder(
-            self.path / "checkpoints",
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-        )
+        self.checkpoints = CheckpointFolder.of(config)
         self.processes = Processes(find_unused=config.data.carry_state)
         self.lock = FolderLock(self.path) if self.processes.is_main else None
         try:

@@ -1,4 +1,4 @@
-"""The training loop. `Trainer(config).fit()` is all of `titans train`.
+"""The training loop. `Trainer(config).fit()` trains one run; `stages.py` one after the other.
 
     batch -> step -> log -> held-out loss -> sample -> checkpoint
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from titans.data.batch import Batch
+from titans.errors import ConfigError
 from titans.files import write_text
 from titans.settings import to_yaml
 from titans.training.checkpoint import Checkpoint
@@ -55,6 +56,11 @@ class Trainer:
     def __init__(
         self, config: RunConfig, *, resume: bool = False, watch: Watch | None = None
     ) -> None:
+        if config.stages:
+            raise ConfigError(
+                f"the configuration has {len(config.stages)} stages, here one run is wanted: give "
+                "the config.yaml of one of its stages"
+            )
         self.config, self.watch = config, watch
         self.run = Run(config, resume=resume)
         self.meter = Meter(self.run.saved_sums())
@@ -81,8 +87,6 @@ class Trainer:
             self.console.close()
             if self.log is not None:
                 self.log.close()
-        if progress.step < limit:
-            self._say(f"go on from {checkpoint.path}: titans train {self.run.path} --resume")
         return RunResult(
             folder=self.run.path,
             steps=progress.step,
