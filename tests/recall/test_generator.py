@@ -208,3 +208,16 @@ def test_an_abandoned_local_model_stops(tiny: HuggingFaceGenerator):
     stream = tiny.stream(conversation("a"), Sampling(max_tokens=50_000))
     next(stream)
     stream.close()  # waits for the thread: it would take minutes to the end
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_an_answer_says_why_it_ended(reason: str):
+    def chunk(**choice: object) -> dict:
+        return {"choices": [{"delta": {}, "finish_reason": None, **choice}]}
+
+    llm = gguf(FakeServer([chunk(delta={"content": "One"}), chunk(finish_reason=reason)]))
+    stream = stream_answer(llm, conversation("Count."), Sampling())
+    assert next(stream) == "One"
+    with pytest.raises(StopIteration) as end:
+        next(stream)
+    assert end.value.value == reason

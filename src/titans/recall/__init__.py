@@ -4,6 +4,7 @@ Reading order: `memory` (the whole of it), `writing` and `replica` (a text into 
 (what is kept of it), `neural` (the memory in weights), `search` (from a query to a score), `store`.
 """
 
+from titans.recall.asynchronous import AsyncTextMemory as AsyncTextMemory
 from titans.recall.chat import ChatSession as ChatSession
 from titans.recall.config import NeuralConfig as NeuralConfig
 from titans.recall.config import RecallConfig as RecallConfig
@@ -23,6 +24,7 @@ from titans.recall.records import Record as Record
 from titans.recall.records import Turn as Turn
 
 __all__ = [
+    "AsyncTextMemory",
     "ChatSession",
     "Encoder",
     "Message",

@@ -7,15 +7,16 @@
     3. close_turn     remember the answer as the assistant's
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titans.errors import DataError
-from titans.recall.generator import Message, Sampling, TextGenerator
+from titans.recall.generator import Finish, Message, Sampling, TextGenerator
 from titans.recall.prompt import RULES, SYSTEM, build_prompt
 from titans.recall.records import Recalled, Record, Turn
+from titans.recall.store import Scalar
 
 if TYPE_CHECKING:
     from titans.recall.forgetting import Forgotten
@@ -89,13 +90,28 @@ class ChatSession:
 
 
 def open_turn(
-    memory: "TextMemory", text: str, *, history: Sequence[Message], speaker: str | None
+    memory: "TextMemory",
+    text: str,
+    *,
+    history: Sequence[Message],
+    speaker: str | None,
+    system: str = SYSTEM,
+    metadata: dict[str, Any] | None = None,
+    only: Mapping[str, Scalar] | None = None,
 ) -> OpenTurn:
-    """Remember a text and recall what bears on it, but for what the history says anyway."""
+    """Remember a text and recall what bears on it, but for what the history says anyway.
+
+    Args:
+        system: what the model is told before the conversation.
+        metadata: of the text, as it is remembered.
+        only: recall only records whose metadata has these fields with these values.
+    """
     said = {message["content"] for message in history}
-    record, memories = memory.attend(text, speaker=speaker, known=said)
+    record, memories = memory.attend(
+        text, speaker=speaker, metadata=metadata, known=said, only=only
+    )
     enriched = build_prompt(memory.persistent_texts, memories, text)
-    system = f"{SYSTEM} {RULES}" if memories else SYSTEM
+    system = f"{system} {RULES}" if memories else system
     messages = [
         Message(role="system", content=system),
         *history,
@@ -106,15 +122,17 @@ def open_turn(
 
 def stream_answer(
     llm: TextGenerator, messages: Sequence[Message], sampling: Sampling
-) -> Generator[str]:
+) -> Generator[str, None, Finish]:
     """The answer piece by piece; closing the generator ends the model's work."""
-    yield from without_loops(llm.stream(within_window(llm, messages, sampling), sampling))
+    return (yield from without_loops(llm.stream(within_window(llm, messages, sampling), sampling)))
 
 
-def close_turn(memory: "TextMemory", said: str) -> Record | None:
+def close_turn(
+    memory: "TextMemory", said: str, metadata: dict[str, Any] | None = None
+) -> Record | None:
     """Remember an answer, if the memory is set to and there is one."""
     if memory.config.remember_answers and said.strip():
-        return memory.remember(said, speaker="assistant")
+        return memory.remember(said, speaker="assistant", metadata=metadata)
     return None
 
 
@@ -140,16 +158,21 @@ def within_window(
     return kept
 
 
-def without_loops(pieces: Iterable[str]) -> Iterator[str]:
-    """An answer up to where it says the same again and again without end.
+def without_loops(pieces: Iterable[str]) -> Generator[str, None, Finish]:
+    """An answer up to where it says the same again and again without end; why it ended.
 
     A repetition is held back until it is clear whether it is a loop, so that little of one is seen.
     """
     said, shown = "", 0
     source = iter(pieces)
     try:
-        for piece in source:
-            said += piece
+        while True:
+            try:
+                said += next(source)
+            except StopIteration as end:
+                if shown < len(said):
+                    yield said[shown:]
+                return end.value or "stop"
             unit, times = repeated_end(said)
             size = unit * times
             clear = len(said) - (size - unit if size >= HELD_CHARS else 0)
@@ -157,9 +180,7 @@ def without_loops(pieces: Iterable[str]) -> Iterator[str]:
                 yield said[shown:clear]
                 shown = clear
             if size >= LOOP_CHARS and times >= LOOP_TIMES:
-                return
-        if shown < len(said):
-            yield said[shown:]
+                return "stop"
     finally:
         if isinstance(source, Generator):
             source.close()

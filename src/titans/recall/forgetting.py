@@ -36,18 +36,14 @@ class Forgotten:
 
 
 def forget_records(
-    replica: Replica,
-    *,
-    record_id: str | None = None,
-    before: int | None = None,
-    progress: Progress | None = None,
+    replica: Replica, which: str | Filter, *, progress: Progress | None = None
 ) -> Forgotten:
-    """Forget one record by its id, or all from before a time (in microseconds)."""
+    """Forget one record by its id, or all that a filter means."""
     begin = time.perf_counter()
     store, replayed = replica.store, 0
     with store.writing(replica.scope):
         replica.refresh()
-        seqs = _chosen(replica, record_id, before)
+        seqs = _chosen(replica, which)
         if seqs and replica.scope_id is not None:
             # Everything newer than the first forgotten record is replayed without it.
             _mend_context(replica, replica.scope_id, seqs)
@@ -68,15 +64,13 @@ def forget_scope(store: Store, scope: str) -> Forgotten:
     return Forgotten(count, 0, time.perf_counter() - begin, store.is_clean)
 
 
-def _chosen(replica: Replica, record_id: str | None, before: int | None) -> list[int]:
+def _chosen(replica: Replica, which: str | Filter) -> list[int]:
     store, scope_id = replica.store, replica.scope_id
-    if record_id is None:
-        if scope_id is None:
-            return []
-        return [record.seq for record in store.list_records(scope_id, Filter(before=before))]
-    found = None if scope_id is None else store.find(scope_id, record_id)
+    if isinstance(which, Filter):
+        return [] if scope_id is None else store.find_seqs(scope_id, which)
+    found = None if scope_id is None else store.find(scope_id, which)
     if found is None:
-        raise DataError(f"there is no record {record_id!r} in scope {replica.scope!r}")
+        raise DataError(f"there is no record {which!r} in scope {replica.scope!r}")
     return [found.seq]
 
 

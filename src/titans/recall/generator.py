@@ -9,7 +9,7 @@ them is `chat.ChatSession`.
 import http.client
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,6 +30,10 @@ class Message(TypedDict):
 
     role: Literal["system", "user", "assistant"]
     content: str
+
+
+Finish = Literal["stop", "length"]
+"""Why an answer ended: the model was done, or `max_tokens` were used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +58,10 @@ class TextGenerator(Protocol):
         """Tokens that a conversation and its answer may have together; None if nobody knows."""
         ...
 
-    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
-        """The next answer of a conversation, piece by piece."""
+    def stream(
+        self, messages: Sequence[Message], sampling: Sampling
+    ) -> Generator[str, None, Finish]:
+        """The next answer of a conversation, piece by piece, and why it ended."""
         ...
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
@@ -108,7 +114,9 @@ class ScriptedGenerator:
         """The last message of each."""
         return [messages[-1]["content"] for messages in self.requests]
 
-    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+    def stream(
+        self, messages: Sequence[Message], sampling: Sampling
+    ) -> Generator[str, None, Finish]:
         """The next answer, word by word."""
         self.requests.append(list(messages))
         if callable(self._answers):
@@ -119,6 +127,7 @@ class ScriptedGenerator:
             said = self._answers[len(self.requests) - 1]
         first, *words = said.split(" ")
         yield from (first, *(f" {word}" for word in words))
+        return "stop"
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """An estimate."""
@@ -156,7 +165,9 @@ class OpenAIGenerator:
             raise GeneratorError(f"no access to {model}: {error}") from error
         self._error = openai.OpenAIError
 
-    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+    def stream(
+        self, messages: Sequence[Message], sampling: Sampling
+    ) -> Generator[str, None, Finish]:
         """Answer through the endpoint."""
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -165,6 +176,7 @@ class OpenAIGenerator:
             "stop": list(sampling.stop) or None,
         }
         sent: Any = list(messages)
+        finish: Finish = "stop"
         try:
             chunks = self._client.chat.completions.create(
                 model=self.name,
@@ -177,8 +189,11 @@ class OpenAIGenerator:
                 for chunk in chunks:
                     if chunk.choices and chunk.choices[0].delta.content:
                         yield chunk.choices[0].delta.content
+                    if chunk.choices and chunk.choices[0].finish_reason == "length":
+                        finish = "length"
         except self._error as error:
             raise GeneratorError(f"{self.name} did not answer: {error}") from error
+        return finish
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """An estimate: the endpoint does not say."""
@@ -215,7 +230,9 @@ class HuggingFaceGenerator:
         known = getattr(self._model.config, "max_position_embeddings", None)
         self.window = window or known
 
-    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+    def stream(
+        self, messages: Sequence[Message], sampling: Sampling
+    ) -> Generator[str, None, Finish]:
         """Answer as the model's chat template and its end tokens have it; greedy if not told."""
         from transformers import StoppingCriteriaList, TextIteratorStreamer
 
@@ -234,6 +251,7 @@ class HuggingFaceGenerator:
         if sampling.stop:
             settings |= {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer}
         failed: list[Exception] = []
+        made: list[int] = []
 
         def work() -> None:
             import torch
@@ -242,7 +260,7 @@ class HuggingFaceGenerator:
                 if sampling.temperature and sampling.seed is not None:
                     torch.manual_seed(sampling.seed)
                 with torch.inference_mode():
-                    self._model.generate(
+                    found = self._model.generate(
                         **inputs,
                         **settings,
                         max_new_tokens=sampling.max_tokens,
@@ -250,6 +268,7 @@ class HuggingFaceGenerator:
                         streamer=streamer,
                         stopping_criteria=StoppingCriteriaList([lambda *_: is_closed.is_set()]),
                     )
+                made.append(found.shape[1] - inputs["input_ids"].shape[1])
             except Exception as error:  # handed to the thread that reads
                 failed.append(error)
                 streamer.end()
@@ -265,6 +284,7 @@ class HuggingFaceGenerator:
             thread.join()
         if failed:
             raise GeneratorError(f"{self.name} did not answer: {failed[0]}") from failed[0]
+        return "length" if made[0] >= sampling.max_tokens else "stop"
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Exactly."""
@@ -307,7 +327,9 @@ class GGUFGenerator:
         except RuntimeError as error:
             raise GeneratorError(f"{path} cannot be loaded by llama.cpp: {error}") from error
 
-    def stream(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[str]:
+    def stream(
+        self, messages: Sequence[Message], sampling: Sampling
+    ) -> Generator[str, None, Finish]:
         """Answer through the model's own chat template, to its end token."""
         temperature = 0.2 if sampling.temperature is None else sampling.temperature
         request: dict[str, Any] = {
@@ -326,11 +348,15 @@ class GGUFGenerator:
                 request[name] = value
         pieces: SimpleQueue[str | Exception | None] = SimpleQueue()
         is_closed = Event()
+        finish: Finish = "stop"
 
         def take(chunk: dict[str, Any]) -> bool:
             if "choices" not in chunk:
                 pieces.put(GeneratorError(f"{self.name} did not answer: {chunk}"))
             elif chunk["choices"]:
+                nonlocal finish
+                if chunk["choices"][0].get("finish_reason") == "length":
+                    finish = "length"
                 pieces.put(chunk["choices"][0]["delta"].get("content") or "")
             return is_closed.is_set()  # True ends the generation
 
@@ -353,6 +379,7 @@ class GGUFGenerator:
         finally:
             is_closed.set()
             thread.join()
+        return finish
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Exactly but for the marks of the chat template."""

@@ -11,7 +11,7 @@ memory (neural.py) if it is surprising enough. A store may be open in several pr
 import json
 import threading
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ from titans.recall.replica import Replica
 from titans.recall.search.assembly import Assembly
 from titans.recall.search.fusion import load_fusion
 from titans.recall.search.search import Hits, Searcher
-from titans.recall.store import Filter, Store, StoredRecord, open_store
+from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
 from titans.recall.text.passages import encode_passages
 from titans.recall.text.words import parse_time
 from titans.recall.writing import NewText, refuse_other_text, write_text
@@ -134,11 +134,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             id: the same id and text again change nothing; with another text it is an error.
             metadata: anything JSON can hold.
         """
-        _check_text(text, metadata)
-        for name, value in (("speaker", speaker), ("id", id)):
-            if value is not None and not isinstance(value, str):
-                raise DataError(f"{name} must be a str, got {value!r}")
-        when = to_microseconds(parse_time(time or datetime.now(UTC)))
+        when = _checked(text, speaker, time, id, metadata)
         record_id = id or uuid.uuid4().hex
         with self._lock:
             known = self._known(record_id, text) if id else None
@@ -147,6 +143,37 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             passages = encode_passages(self.encoder, self.config.pooling, speaker, text)
             new = NewText(record_id, text, speaker, when, metadata, passages)
             return self._write(new)[0]
+
+    def remember_many(
+        self,
+        records: Iterable[Mapping[str, Any]],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Record]:
+        """Store several texts in their order; all are checked before the first is stored.
+
+        Args:
+            records: each with `text` and, if wanted, the other arguments of `remember`.
+            progress: called with (records stored, records to store).
+        """
+        wanted = list(records)
+        known = ("text", "speaker", "time", "id", "metadata")
+        for number, values in enumerate(wanted, 1):
+            unknown = sorted(set(values) - set(known))
+            if unknown or "text" not in values:
+                raise DataError(
+                    f"record {number} must have a text and otherwise only {', '.join(known[1:])}; "
+                    f"unknown: {', '.join(unknown) or 'none'}"
+                )
+            try:
+                _checked(*(values.get(name) for name in known))
+            except DataError as error:
+                raise DataError(f"record {number}: {error}") from error
+        found: list[Record] = []
+        for values in wanted:
+            found.append(self.remember(**values))
+            if progress is not None:
+                progress(len(found), len(wanted))
+        return found
 
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
@@ -174,6 +201,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         before: datetime | str | None = None,
         after: datetime | str | None = None,
         speaker: str | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
         threshold: float | None = None,
         explain: bool = False,
     ) -> list[Recalled]:
@@ -182,6 +210,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         Args:
             before: only records from before this time (exclusive).
             after: only records from this time on (inclusive).
+            metadata: only records whose metadata has these fields with these values.
             threshold: only records whose `score` is at least this; 0 or None drops nothing.
             explain: say for each record what every feature contributed.
         """
@@ -191,11 +220,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             raise ValueError("query is empty: ask something")
         if threshold is not None and not 0 <= threshold <= 1:
             raise ValueError(f"threshold must be in [0, 1], got {threshold}")
-        wanted = Filter(
-            before=None if before is None else to_microseconds(parse_time(before)),
-            after=None if after is None else to_microseconds(parse_time(after)),
-            speaker=speaker,
-        )
+        wanted = _filter(before, after, speaker, metadata)
         with self._lock, self.store.reading():
             self._replica.refresh()
             hits = self._searcher.search(query, wanted)
@@ -229,32 +254,41 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         return ChatSession(self, llm, speaker=speaker).turn(prompt, on_text)
 
     def attend(
-        self, prompt: str, *, speaker: str | None = "user", known: Collection[str] = ()
+        self,
+        prompt: str,
+        *,
+        speaker: str | None = "user",
+        metadata: dict[str, Any] | None = None,
+        known: Collection[str] = (),
+        only: Mapping[str, Scalar] | None = None,
     ) -> tuple[Record, list[Recalled]]:
         """Remember a prompt and recall what bears on it: what `turn` does before the model.
 
         The order is that of memory-as-context: read, attend, write, retrieve.
 
         Args:
+            metadata: of the prompt.
             known: texts that need not be recalled.
+            only: recall only records whose metadata has these fields with these values.
         """
-        _check_text(prompt, None)
+        wanted = _filter(None, None, None, only)
+        _check_text(prompt, metadata)
         with self._lock:
             passages = encode_passages(self.encoder, self.config.pooling, speaker, prompt)
             now = to_microseconds(datetime.now(UTC))
-            new = NewText(uuid.uuid4().hex, prompt, speaker, now, None, passages)
+            new = NewText(uuid.uuid4().hex, prompt, speaker, now, metadata, passages)
             record, observed = self._write(new)
             with self.store.reading():
                 self._replica.refresh()
                 if self.config.retrieval == "memory":
-                    hits = self._searcher.search_by_memory(observed)
+                    hits = self._searcher.search_observed(observed, wanted)
                 else:
-                    hits = self._searcher.search(prompt, Filter())
-                wanted = self.config.top_k
+                    hits = self._searcher.search(prompt, wanted)
+                count = self.config.top_k
                 memories = Assembly(self._replica, self._fusion, explain=False).build(
-                    hits, wanted + len(known), self.config.threshold, exclude=record.id
+                    hits, count + len(known), self.config.threshold, exclude=record.id
                 )
-        return record, [m for m in memories if m.text not in known][:wanted]
+        return record, [m for m in memories if m.text not in known][:count]
 
     # Forget
 
@@ -263,6 +297,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         id: str | None = None,
         *,
         before: datetime | str | None = None,
+        after: datetime | str | None = None,
+        speaker: str | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
         scope: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> forgetting.Forgotten:
@@ -271,18 +308,21 @@ class TextMemory(AbstractContextManager["TextMemory"]):
 
         Args:
             id: one record of this scope.
-            before: all records of this scope from before this time.
+            before: the records of this scope from before this time (exclusive).
+            after: those from this time on (inclusive).
+            speaker: those that this speaker said.
+            metadata: those whose metadata has these fields with these values.
             scope: a whole scope by its name.
             progress: called with (records replayed, records to replay).
         """
-        if sum(x is not None for x in (id, before, scope)) != 1:
-            raise ValueError("name exactly one of id, before and scope")
+        wanted = _filter(before, after, speaker, metadata)
+        if sum((id is not None, wanted != Filter(), scope is not None)) != 1:
+            raise ValueError("name exactly one of id, a filter (before, after, ...) and scope")
         with self._lock:
             if scope is not None:
                 return forgetting.forget_scope(self.store, scope)
-            until = None if before is None else to_microseconds(parse_time(before))
             return forgetting.forget_records(
-                self._replica, record_id=id, before=until, progress=progress
+                self._replica, wanted if id is None else id, progress=progress
             )
 
     # Looking around
@@ -296,12 +336,44 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 return None
             return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
 
-    def records(self) -> list[Record]:
-        """Every record of the scope in the order of writing."""
+    def records(
+        self,
+        *,
+        before: datetime | str | None = None,
+        after: datetime | str | None = None,
+        speaker: str | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+        beyond: str | None = None,
+    ) -> list[Record]:
+        """The records of the scope in the order of writing: all, or those that are wanted.
+
+        Args:
+            before: only records from before this time (exclusive).
+            after: only records from this time on (inclusive).
+            metadata: only records whose metadata has these fields with these values.
+            newest_first: in the reverse order.
+            limit: no more than this many.
+            beyond: the id of a record; only those that come after it in this order (for pages).
+        """
+        wanted = _filter(before, after, speaker, metadata)
         with self._lock, self.store.reading():
             head = self.store.head(self.scope)
-            found = [] if head is None else list(self.store.list_records(head.scope_id))
-            ids = {record.seq: record.id for record in found}
+            if head is None:
+                return []
+            last = None if beyond is None else self.store.find(head.scope_id, beyond)
+            if beyond is not None and last is None:
+                raise DataError(f"there is no record {beyond!r} to go on from: list from the start")
+            listed = self.store.list_records(
+                head.scope_id,
+                wanted,
+                newest_first=newest_first,
+                limit=limit,
+                beyond=None if last is None else last.seq,
+            )
+            found = list(listed)
+            ids = self._linked_ids(head.scope_id, found)
             return [to_record(record, ids, is_new=False) for record in found]
 
     def stats(self) -> dict[str, Any]:
@@ -357,6 +429,36 @@ def _stored_config(store: Store, config: RecallConfig | None) -> RecallConfig:
     return config
 
 
+def _filter(
+    before: datetime | str | None,
+    after: datetime | str | None,
+    speaker: str | None,
+    metadata: Mapping[str, Scalar] | None,
+) -> Filter:
+    for name, value in (metadata or {}).items():
+        is_large = isinstance(value, int) and not -(2**63) <= value < 2**63
+        if is_large or not isinstance(value, Scalar):
+            raise DataError(
+                f"metadata can be compared with a text, a number of up to 64 bits, true, false or "
+                f"null; {name!r} is {value!r}"
+            )
+    return Filter(
+        before=None if before is None else to_microseconds(parse_time(before)),
+        after=None if after is None else to_microseconds(parse_time(after)),
+        speaker=speaker,
+        metadata=tuple(sorted((metadata or {}).items())),
+    )
+
+
+def _checked(text: Any, speaker: Any, time: Any, id: Any, metadata: Any) -> int:
+    """Refuse what cannot be a record; its time in microseconds."""
+    _check_text(text, metadata)
+    for name, value in (("speaker", speaker), ("id", id)):
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{name} must be a str, got {value!r}")
+    return to_microseconds(parse_time(time or datetime.now(UTC)))
+
+
 def _check_text(text: str, metadata: dict[str, Any] | None) -> None:
     if not isinstance(text, str):
         raise DataError(f"text must be a str, got {type(text).__name__}")
@@ -370,6 +472,6 @@ def _check_text(text: str, metadata: dict[str, Any] | None) -> None:
         if not isinstance(metadata, dict):
             raise DataError(f"metadata must be a dict, got {type(metadata).__name__}")
         try:
-            json.dumps(metadata)
+            json.dumps(metadata, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DataError(f"metadata must be JSON-serialisable: {error}") from error

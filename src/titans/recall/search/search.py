@@ -72,7 +72,7 @@ class Searcher:
         replica = self.replica
         if not len(replica.index) or replica.scope_id is None:
             return Hits.nothing()
-        allowed = allowed_rows(replica.index, wanted)
+        allowed = allowed_rows(replica, wanted)
         if replica.config.retrieval == "memory":
             passages = encode_passages(replica.encoder, replica.config.pooling, None, question)
             return self.search_by_memory(replica.observe(question, passages[:1], 0), allowed)
@@ -80,9 +80,11 @@ class Searcher:
         query = make_query(replica.encoder, replica.config.pooling, question, speakers)
         return self._fuse(query, self._memory_answer(query.first_person), allowed)
 
-    def search_by_memory(
-        self, observed: Observation, allowed: NDArray[np.bool_] | None = None
-    ) -> Hits:
+    def search_observed(self, observed: Observation, wanted: Filter) -> Hits:
+        """Rank the passages that are wanted by what the neural memory says to a text."""
+        return self.search_by_memory(observed, allowed_rows(self.replica, wanted))
+
+    def search_by_memory(self, observed: Observation, allowed: NDArray[np.bool_] | None) -> Hits:
         """The classic retrieval: cosine of o = y * M(y) with every stored vector s."""
         index, neural = self.replica.index, self.replica.neural
         o = neural.search_vector(observed.y, self.replica.state)
@@ -199,10 +201,11 @@ class Searcher:
         return (1 / (1 + age)).astype(np.float32)
 
 
-def allowed_rows(index: ScopeIndex, wanted: Filter) -> NDArray[np.bool_] | None:
+def allowed_rows(replica: Replica, wanted: Filter) -> NDArray[np.bool_] | None:
     """Per passage whether its record is wanted; None if every one is."""
     if wanted == Filter():
         return None
+    index = replica.index
     time = index.column("time")
     allowed = np.ones(len(index), np.bool_)
     if wanted.before is not None:
@@ -211,6 +214,9 @@ def allowed_rows(index: ScopeIndex, wanted: Filter) -> NDArray[np.bool_] | None:
         allowed &= time >= wanted.after
     if wanted.speaker is not None:
         allowed &= index.column("speaker") == index.speakers.get(wanted.speaker, -2)
+    if wanted.metadata and replica.scope_id is not None:
+        # Only the store has the metadata.
+        allowed &= np.isin(index.column("seq"), replica.store.find_seqs(replica.scope_id, wanted))
     return allowed
 
 

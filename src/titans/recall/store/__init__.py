@@ -9,6 +9,7 @@ from pathlib import Path
 from titans.recall.store.base import Filter as Filter
 from titans.recall.store.base import Head as Head
 from titans.recall.store.base import IndexEntry as IndexEntry
+from titans.recall.store.base import Scalar as Scalar
 from titans.recall.store.base import Store as Store
 from titans.recall.store.base import StoredPassage as StoredPassage
 from titans.recall.store.base import StoredRecord as StoredRecord
@@ -19,6 +20,7 @@ __all__ = [
     "Head",
     "IndexEntry",
     "SQLiteStore",
+    "Scalar",
     "Store",
     "StoredPassage",
     "StoredRecord",

@@ -74,6 +74,10 @@ class Head:
     last_seq: int
 
 
+Scalar = str | int | float | bool | None
+"""What a field of metadata can be compared with."""
+
+
 @dataclass(frozen=True)
 class Filter:
     """Which records are meant; times in microseconds, `before` exclusive, `after` inclusive."""
@@ -81,6 +85,8 @@ class Filter:
     before: int | None = None
     after: int | None = None
     speaker: str | None = None
+    metadata: tuple[tuple[str, Scalar], ...] = ()
+    """Fields of the metadata and the values that they must have, all of them."""
 
 
 class Store(Protocol):
@@ -211,13 +217,19 @@ class Store(Protocol):
         *,
         newest_first: bool = False,
         limit: int | None = None,
+        beyond: int | None = None,
     ) -> Iterator[StoredRecord]:
         """The records of a scope, or those that are wanted, in the order of writing.
 
         Args:
             newest_first: in the reverse order.
             limit: no more than this many.
+            beyond: a seq; only the records that come after it in this order.
         """
+        ...
+
+    def find_seqs(self, scope_id: int, wanted: Filter) -> list[int]:
+        """The seqs of the records that are wanted, rising."""
         ...
 
     def successor_id(self, scope_id: int, seq: int) -> str | None:

@@ -102,22 +102,22 @@ class SQLiteStore(Connection):
         *,
         newest_first: bool = False,
         limit: int | None = None,
+        beyond: int | None = None,
     ) -> Iterator[StoredRecord]:
         """The records of a scope, or those that are wanted, in the order of writing."""
-        conditions: list[str] = ["scope = ?"]
-        values: list[Value] = [scope_id]
-        for condition, value in (
-            ("time < ?", None if wanted is None else wanted.before),
-            ("time >= ?", None if wanted is None else wanted.after),
-            ("speaker = ?", None if wanted is None else wanted.speaker),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                values.append(value)
-        order = f"ORDER BY seq {'DESC' if newest_first else 'ASC'} LIMIT ?"
-        where = f"{' AND '.join(conditions)} {order}"
+        where, values = _where(scope_id, wanted or Filter())
+        if beyond is not None:
+            where += f" AND seq {'<' if newest_first else '>'} ?"
+            values.append(beyond)
+        where += f" ORDER BY seq {'DESC' if newest_first else 'ASC'} LIMIT ?"
         # A negative limit is none.
         return map(_record, self.select("records", where, *values, -1 if limit is None else limit))
+
+    def find_seqs(self, scope_id: int, wanted: Filter) -> list[int]:
+        """The seqs of the records that are wanted, rising."""
+        where, values = _where(scope_id, wanted)
+        found = self.db.execute(f"SELECT seq FROM records WHERE {where} ORDER BY seq", values)
+        return [int(row[0]) for row in found]
 
     def successor_id(self, scope_id: int, seq: int) -> str | None:
         """The id of the record that updates this one."""
@@ -309,6 +309,31 @@ def _record(found: tuple[Any, ...]) -> StoredRecord:
     named.pop("scope")
     metadata = None if named["metadata"] is None else json.loads(named["metadata"])
     return StoredRecord(**{**named, "metadata": metadata, "written": bool(named["written"])})
+
+
+def _where(scope_id: int, wanted: Filter) -> tuple[str, list[Value]]:
+    """The condition in SQL for the records of a scope that are wanted, and its values."""
+    conditions: list[str] = ["scope = ?"]
+    values: list[Value] = [scope_id]
+    for condition, value in (
+        ("time < ?", wanted.before),
+        ("time >= ?", wanted.after),
+        ("speaker = ?", wanted.speaker),
+    ):
+        if value is not None:
+            conditions.append(condition)
+            values.append(value)
+    for name, value in wanted.metadata:
+        # By type as well: SQLite gives true as 1.
+        types = (
+            "'true', 'false'" if isinstance(value, bool) else "'integer', 'real', 'text', 'null'"
+        )
+        conditions.append(
+            "CASE WHEN json_valid(metadata) THEN EXISTS (SELECT 1 FROM json_each(metadata)"
+            f" WHERE key = ? AND atom IS ? AND type IN ({types})) ELSE 0 END"
+        )
+        values += [name, value]
+    return " AND ".join(conditions), values
 
 
 def _bytes(value: object) -> bytes:
