@@ -84,9 +84,9 @@ def scan_online(
         base = state.initial_weights[0].flatten(0, 1)
         if options.forget_towards == "initial":
             matrix, v = matrix - base, v - k @ base.mT
-        start = torch.cat((matrix, backlog), dim=-1) if options.momentum else matrix
+        start = torch.cat((matrix, backlog), dim=1) if options.momentum else matrix
         reads, errors, end = scan_rows(q, k, v, rates, start, options.read == "before", block)
-        matrix, *kept = end.split(k.shape[-1], dim=-1)
+        matrix, *kept = end.split(v.shape[-1], dim=1)
         if options.forget_towards == "initial":
             matrix, reads = matrix + base, reads + q @ base.mT
         if mask is not None:
@@ -164,14 +164,15 @@ def make_rates(
 
 
 class _Mixed(NamedTuple):
-    """How the gates of a block mix its start and its writes."""
+    """How the gates of a block mix its start and its writes; per matrix of the state (M, or M and
+    S) in lists."""
 
     mix: Tensor
     """C[t, s]: what is left in M_t of what token s wrote."""
-    from_start: list[Tensor]
-    """beta_t, and with momentum u_t: what is left in M_t of M and of S."""
-    last: list[Tensor]
-    """Per matrix of the state: what is left at the block's end of what token s wrote."""
+    from_start: Tensor
+    """beta_t, and with momentum u_t: what is left in M_t of M and of S. `[n blocks size 1 or 2]`"""
+    last: Tensor
+    """What is left at the block's end of what token s wrote. `[n blocks size 1 or 2]`"""
     carry: Tensor
     """beta_b; with momentum also u_b, and what is left of S in S_b. `[n blocks 1 or 3]`."""
 
@@ -180,7 +181,7 @@ def _mixed(rates: Rates) -> _Mixed:
     decay = _products(rates.keep)
     beta = decay[..., 0] * rates.keep[..., :1]
     if rates.momentum is None:
-        return _Mixed(decay, [beta], [decay[..., -1, :]], beta[..., -1:])
+        return _Mixed(decay, beta[..., None], decay[..., -1, :, None], beta[..., -1:])
     resume, share, hold = rates.momentum
     factor = resume * functional.pad(hold[..., :-1], (1, 0), value=1.0)
     kept = _products(factor)
@@ -189,13 +190,14 @@ def _mixed(rates: Rates) -> _Mixed:
     u = mix[..., 0] * first
     last = hold[..., -1:] * kept[..., -1, :]
     carry = torch.stack((beta[..., -1], u[..., -1], last[..., 0] * first[..., 0]), dim=-1)
-    return _Mixed(mix, [beta, u], [mix[..., -1, :], last], carry)
+    from_start, last = (torch.stack(t, dim=-1) for t in ((beta, u), (mix[..., -1, :], last)))
+    return _Mixed(mix, from_start, last, carry)
 
 
 def scan_rows(
     q: Tensor, k: Tensor, v: Tensor, rates: Rates, start: Tensor, read_before: bool, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Reads and errors of all tokens, and the state after the last; `start` is M, or M and S."""
+    """Reads and errors of all tokens, and the state after the last; `start` is M, or M over S."""
     time = k.shape[1]
     if time == 1:
         return _one_token(q, k, v, rates, start, read_before)
@@ -203,39 +205,39 @@ def scan_rows(
     missing = -time % size
 
     def cut(t: Tensor, value: float = 0.0) -> Tensor:
-        padding = (0, missing) if t.ndim == 2 else (0, 0, 0, missing)
-        return functional.pad(t, padding, value=value).unflatten(1, (-1, size))
+        if missing:
+            padding = (0, missing) if t.ndim == 2 else (0, 0, 0, missing)
+            t = functional.pad(t, padding, value=value)
+        return t.unflatten(1, (-1, size))
 
-    q, k, v, rates = cut(q), cut(k), cut(v), rates.map(cut)
+    rates, v = rates.map(cut), cut(v)
+    asked = torch.cat((cut(k), cut(q)), dim=2)
     mixed = _mixed(rates)
     # What the memory before token t holds; the block's start is all of M and nothing of S.
     before = functional.pad(mixed.mix[..., :-1, :], (0, 0, 1, 0))
-    starts = [
-        functional.pad(part[..., :-1], (1, 0), value=float(i == 0))
-        for i, part in enumerate(mixed.from_start)
-    ]
+    first = torch.zeros_like(mixed.from_start[:, :, :1])
+    first[..., 0] = 1
+    starts = torch.cat((first, mixed.from_start[:, :, :-1]), dim=2)
     read_mix, read_starts = (before, starts) if read_before else (mixed.mix, mixed.from_start)
     if rates.seen is not None:
         before = before * rates.seen[..., None]
-        starts = [part * rates.seen for part in starts]
-    rate = rates.rate[..., None, :]
-    system = (before * (k @ k.mT) * rate).tril(-1)
-    wanted = torch.cat([v, *(part[..., None] * k for part in starts)], dim=-1)
+        starts = starts * rates.seen[..., None]
+    # Keys and queries against keys: what writes of the block do to its errors and its reads.
+    met = (asked @ asked[:, :, :size].mT) * rates.rate[..., None, :]
+    system = (before * met[:, :, :size]).tril(-1)
     eye = torch.eye(size, dtype=k.dtype, device=k.device)
-    solved = torch.linalg.solve_triangular(system + eye, wanted, upper=False, unitriangular=True)
-    values, held = solved.split((v.shape[-1], wanted.shape[-1] - v.shape[-1]), dim=-1)
-    reading = read_mix * (q @ k.mT) * rate
-    asked = torch.cat([part[..., None] * q for part in read_starts], dim=-1)
-    write = torch.cat([(part * rates.rate)[..., None] * k for part in mixed.last], dim=-1)
-    found, end = _Chain.apply(  # type: ignore[misc]
-        torch.cat((values, reading @ values), dim=2),
-        torch.cat((held, reading @ held - asked), dim=2),
-        write,
+    solve = torch.linalg.solve_triangular(system + eye, eye, upper=False, unitriangular=True)
+    reads, errors, end = _Chain.apply(  # type: ignore[misc]
+        asked,
+        v,
+        solve,
+        read_mix * met[:, :, size:],
+        torch.cat((starts, read_starts), dim=2),
+        mixed.last * rates.rate[..., None],
         mixed.carry,
         start,
     )
-    errors, reads = (t.flatten(1, 2)[:, :time] for t in found.split(size, dim=2))
-    return reads, errors, end
+    return reads.flatten(1, 2)[:, :time], errors.flatten(1, 2)[:, :time], end
 
 
 def _one_token(
@@ -243,20 +245,18 @@ def _one_token(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`scan_rows` of a single token, as decoding has it: the module's first formulas."""
     keep, rate = rates.keep[..., None], rates.rate[..., None]
-    width = k.shape[-1]
-    matrix, seen = start[..., :width], start[..., :width]
-    if rates.seen is not None:
-        seen = matrix * rates.seen[..., None]
+    matrix, *backlog = start.split(v.shape[-1], dim=1)
+    seen = matrix if rates.seen is None else matrix * rates.seen[..., None]
     errors = v - k @ seen.mT
     surprise = (errors * rate).mT @ k
     if rates.momentum is None:
-        end = torch.addcmul(surprise, matrix, keep)
+        end = moved = torch.addcmul(surprise, matrix, keep)
     else:
         resume, share, hold = (factor[..., None] for factor in rates.momentum)
-        surprise = torch.addcmul(surprise, start[..., width:], resume)
+        surprise = torch.addcmul(surprise, backlog[0], resume)
         moved = torch.addcmul(surprise * share, matrix, keep)
-        end = torch.cat((moved, surprise * hold), dim=-1)
-    reads = q @ (matrix if read_before else end[..., :width]).mT
+        end = torch.cat((moved, surprise * hold), dim=1)
+    reads = q @ (matrix if read_before else moved).mT
     return reads, errors, end
 
 
@@ -281,53 +281,108 @@ class _RunningProducts(torch.autograd.Function):
 
 
 class _Chain(torch.autograd.Function):
-    """The part that runs from block to block, with P the state (M, or M and S side by side):
+    """The part that runs from block to block, with P the state: M, or M over S, `[n (1|2)V K]`.
 
-        (errors, reads) = plain - held P^T
-        P = P carried on + errors^T write
+        found  = asked P^T                 what the block's start answers to its keys and queries
+        errors = solve (v - left * found of keys)
+        reads  = left * found of queries + reading errors
+        P      = P carried on + (last * errors)^T keys
 
-    Everything else of the scan is one batch of all blocks. Keeps P at every block's start.
+    where `left *` sums over M and S. Everything else of the scan is one batch of all blocks.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, plain: Tensor, held: Tensor, write: Tensor, carry: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        size = write.shape[2]
-        found, starts = torch.empty_like(plain), []
-        for block in range(plain.shape[1]):
-            starts.append(state)
-            here = torch.baddbmm(plain[:, block], held[:, block], state.mT, alpha=-1)
-            found[:, block] = here
-            state = _carried(state, carry[:, block]).baddbmm_(here[:, :size].mT, write[:, block])
-        ctx.save_for_backward(held, write, carry, found, *starts)
-        return found, state
+        ctx: Any,
+        asked: Tensor,
+        v: Tensor,
+        solve: Tensor,
+        reading: Tensor,
+        left: Tensor,
+        last: Tensor,
+        carry: Tensor,
+        state: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        count, size = v.shape[1:3]
+        found = asked.new_empty(*asked.shape[:3], state.shape[1])
+        states = state.new_empty(len(v), count + 1, *state.shape[1:])
+        states[:, 0] = state
+        reads, errors = torch.empty_like(v), torch.empty_like(v)
+        for i in range(count):
+            here = torch.bmm(asked[:, i], states[:, i].mT)
+            found[:, i] = here
+            known = _weighted(left[:, i], here)
+            error = torch.bmm(solve[:, i], v[:, i] - known[:, :size])
+            reads[:, i] = known[:, size:].baddbmm_(reading[:, i], error)
+            errors[:, i] = error
+            written = _spread(last[:, i], error)
+            after = _carried(states[:, i], carry[:, i])
+            states[:, i + 1] = after.baddbmm_(written.mT, asked[:, i, :size])
+        ctx.save_for_backward(asked, v, solve, reading, left, last, carry, states, found, errors)
+        return reads, errors, states[:, -1].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        d_found, d_state = grads
-        held, write, carry, found, *starts = ctx.saved_tensors
-        size = write.shape[2]
-        d_plain = d_found.clone()
-        d_held, d_write, d_carry = map(torch.empty_like, (held, write, carry))
-        for block in reversed(range(held.shape[1])):
-            state, here = starts[block], d_plain[:, block]
-            d_write[:, block] = torch.bmm(found[:, block, :size], d_state)
-            here[:, :size].baddbmm_(write[:, block], d_state.mT)
-            d_held[:, block] = torch.bmm(here, state).neg_()
-            d_carry[:, block] = _d_carry(state, d_state, carry.shape[-1])
-            d_state = _carried_back(d_state, carry[:, block])
-            d_state = d_state.baddbmm_(here.mT, held[:, block], alpha=-1)
-        return d_plain, d_held, d_write, d_carry, d_state
+        d_reads, d_errors, d_state = grads
+        asked, v, solve, reading, left, last, carry, states, found, errors = ctx.saved_tensors
+        count, size = v.shape[1:3]
+        d_errors = torch.matmul(reading.mT, d_reads).add_(d_errors)
+        d_known = torch.cat((torch.empty_like(v), d_reads), dim=2)
+        d_found = _spread(left, d_known)
+        d_states, d_written = torch.empty_like(states), torch.empty_like(found[:, :, :size])
+        d_states[:, -1] = d_state
+        for i in reversed(range(count)):
+            d_after = d_states[:, i + 1]
+            d_write = torch.bmm(asked[:, i, :size], d_after.mT)
+            d_written[:, i] = d_write
+            d_errors[:, i] += _weighted(last[:, i], d_write)
+            d_keys = torch.bmm(solve[:, i].mT, d_errors[:, i]).neg_()
+            d_known[:, i, :size] = d_keys
+            d_found[:, i, :size] = _spread(left[:, i, :size], d_keys)
+            d_before = _carried_back(d_after, carry[:, i])
+            d_states[:, i] = d_before.baddbmm_(d_found[:, i].mT, asked[:, i])
+        wanted = v - _weighted(left[:, :, :size], found[:, :, :size])
+        d_asked = torch.matmul(d_found, states[:, :-1])
+        d_asked[:, :, :size] += torch.matmul(_spread(last, errors), d_states[:, 1:])
+        return (
+            d_asked,
+            -d_known[:, :, :size],
+            torch.matmul(d_errors, wanted.mT),
+            torch.matmul(d_reads, errors.mT),
+            _by_part(d_known, found),
+            _by_part(errors, d_written),
+            _d_carry(states[:, :-1], d_states[:, 1:], carry.shape[-1]),
+            d_states[:, 0],
+        )
+
+
+def _weighted(weights: Tensor, parts: Tensor) -> Tensor:
+    """Sum over M and S of weight times part: `[... 1 or 2]`, `[... (1|2)V]` -> `[... V]`."""
+    if weights.shape[-1] == 1:
+        return parts * weights
+    first, second = parts.chunk(2, dim=-1)
+    return torch.addcmul(first * weights[..., :1], second, weights[..., 1:])
+
+
+def _spread(weights: Tensor, x: Tensor) -> Tensor:
+    """The reverse: `x` times each weight, side by side."""
+    if weights.shape[-1] == 1:
+        return x * weights
+    return (weights[..., None] * x[..., None, :]).flatten(-2)
+
+
+def _by_part(x: Tensor, parts: Tensor) -> Tensor:
+    """The derivative of `_weighted` by its weights."""
+    return torch.linalg.vecdot(parts.unflatten(-1, (-1, x.shape[-1])), x[..., None, :])
 
 
 def _carried(state: Tensor, carry: Tensor) -> Tensor:
-    """beta M; with momentum beta M + u S and what is left of S."""
+    """beta M; with momentum beta M + u S over what is left of S."""
     beta, *more = (part[:, None, None] for part in carry.unbind(-1))
     if not more:
         return state * beta
-    matrix, backlog = state.chunk(2, dim=-1)
-    return torch.cat((torch.addcmul(matrix * beta, backlog, more[0]), backlog * more[1]), dim=-1)
+    matrix, backlog = state.chunk(2, dim=1)
+    return torch.cat((torch.addcmul(matrix * beta, backlog, more[0]), backlog * more[1]), dim=1)
 
 
 def _carried_back(grad: Tensor, carry: Tensor) -> Tensor:
@@ -335,16 +390,16 @@ def _carried_back(grad: Tensor, carry: Tensor) -> Tensor:
     beta, *more = (part[:, None, None] for part in carry.unbind(-1))
     if not more:
         return grad * beta
-    d_matrix, d_backlog = grad.chunk(2, dim=-1)
+    d_matrix, d_backlog = grad.chunk(2, dim=1)
     d_start = torch.addcmul(d_matrix * more[0], d_backlog, more[1])
-    return torch.cat((d_matrix * beta, d_start), dim=-1)
+    return torch.cat((d_matrix * beta, d_start), dim=1)
 
 
 def _d_carry(state: Tensor, grad: Tensor, count: int) -> Tensor:
-    """The derivative of `_carried` by its factors."""
-    matrix, *backlog = state.chunk(1 if count == 1 else 2, dim=-1)
-    d_matrix, *d_backlog = grad.chunk(1 if count == 1 else 2, dim=-1)
-    pairs = [(matrix, d_matrix)]
-    if count > 1:
-        pairs += [(backlog[0], d_matrix), (backlog[0], d_backlog[0])]
+    """The derivative of `_carried` by its factors, `[n blocks 1 or 3]`."""
+    if count == 1:
+        return (state * grad).sum((-1, -2))[..., None]
+    matrix, backlog = state.chunk(2, dim=-2)
+    d_matrix, d_backlog = grad.chunk(2, dim=-2)
+    pairs = ((matrix, d_matrix), (backlog, d_matrix), (backlog, d_backlog))
     return torch.stack([(a * b).sum((-1, -2)) for a, b in pairs], dim=-1)

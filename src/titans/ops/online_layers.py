@@ -132,7 +132,7 @@ class _LayerRun(ChunkRun):
             read = functional.silu(read) if layer else read
             size = writes.inputs[layer].norm(dim=-1, keepdim=True).clamp_min(SHORTEST)
             key, value = writes.inputs[layer] / size, writes.targets[layer] / size
-            begin = torch.cat((w - w0, s), dim=-1) if momentum else w - w0
+            begin = torch.cat((w - w0, s), dim=1) if momentum else w - w0
             out, _, end = scan_rows(
                 read,
                 key,
@@ -143,7 +143,7 @@ class _LayerRun(ChunkRun):
                 block=key.shape[1],
             )
             read = out + read @ w0.mT
-            moved, *rest = end.split(w.shape[-1], dim=-1)
+            moved, *rest = end.split(w.shape[1], dim=1)
             new.append(moved + w0)
             kept.append(rest[0] if rest else s)
         return read, new, kept
