@@ -143,9 +143,13 @@ def test_corpus_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 2: not JSON"):
         list(Corpus(files=(broken,)).documents())
     cut = tmp_path / "cut.txt.gz"
-    cut.write_bytes(gzip.compress(b"hello" * 1000)[:-20])
-    with pytest.raises(DataError, match="cannot be read"):
-        list(Corpus(files=(cut,)).documents())
+    whole = gzip.compress(b"hello" * 1000)
+    flipped = bytearray(whole)
+    flipped[20] ^= 4
+    for damaged in (whole[:-20], bytes(flipped)):
+        cut.write_bytes(damaged)
+        with pytest.raises(DataError, match="cannot be read"):
+            list(Corpus(files=(cut,)).documents())
 
 
 def test_packing_round_trip_and_index(tmp_path: Path) -> None:

@@ -1,20 +1,27 @@
 """Checkpoint folders, logs, plots: what is on the disk, and what a crash leaves behind."""
 
+import fcntl
 import json
+import os
+import pty
 import resource
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
+import torch
 
 from titans.errors import CheckpointError, ConfigError, DataError
 from titans.files import provenance
 from titans.training import plots
-from titans.training.checkpoint import CheckpointFolder
+from titans.training.checkpoint import CheckpointFolder, restore_rng, write_rng
 from titans.training.config import LogConfig
 from titans.training.console import Console
 from titans.training.log import RunLog, read_log
+from titans.training.processes import Processes
 from titans.training.tuning import Tuner, load_space, report
 from training.runs import tiny_config
 
@@ -115,21 +122,52 @@ def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(5, 0.5)]
 
 
+WIDEST = {
+    "loss": 10.1234,
+    "bits_per_byte": 14.6,
+    "tokens_per_second": 123_456.7,
+    "step_size": 1,
+}
+
+
 def test_a_line_of_progress_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(total=30_000, start=0, is_main=True)
-    values = {
-        "loss": 10.1234,
-        "bits_per_byte": 14.6,
-        "tokens_per_second": 123_456.7,
-        "step_size": 1,
-    }
-    console.show(29_990, values)
-    Console(total=9, start=0, is_main=False).show(1, values)
+    console = Console(total=300_000, start=0, is_main=True)
+    console.show(299_990, WIDEST)
+    Console(total=9, start=0, is_main=False).show(1, WIDEST)
     line = capsys.readouterr().err
     assert line.startswith(
-        "29990/30000  loss 10.123  14.600 bits/byte  123,457 tokens/s  00:00 left"
+        "299990/300000  loss 10.123  14.600 bits/byte  123,457 tokens/s  00:00 left"
     )
     assert line.count("\n") == 1 and len(line) <= 81
+
+
+def test_the_live_line_fits_80_columns() -> None:
+    code = (
+        "from titans.training.console import Console; import time\n"
+        f"console = Console(total=30_000, start=0, is_main=True); console.show(1, {WIDEST})\n"
+        "time.sleep(0.2); console.advance(10)\n"
+    )
+    leader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    done = subprocess.run([sys.executable, "-c", code], stderr=terminal, timeout=60)
+    os.close(terminal)
+    lines = os.read(leader, 100_000).decode().replace("\n", "\r").split("\r")
+    os.close(leader)
+    assert done.returncode == 0
+    (last,) = {line for line in lines if line.startswith("10/30000")}
+    assert " tokens/s  " in last and " left " in last and len(last) <= 80
+
+
+def test_what_is_not_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes()
+    assert processes.idle == ""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    assert "`accelerate launch` started one process" in processes.idle
+    monkeypatch.setattr(Processes, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    assert "1 of 4 cuda devices in use: start with `torchrun --nproc_per_node=4" in processes.idle
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert processes.idle == ""
 
 
 def write_run(folder: Path, factor: float) -> Path:
@@ -138,6 +176,17 @@ def write_run(folder: Path, factor: float) -> Path:
             log.write("train", step, {"loss": factor / step, "surprise": 0.1})
         log.write("held_out", 20, {"loss": factor / 15, "bits_per_byte": 1.0})
     return folder
+
+
+def test_damaged_random_numbers_are_one_line(tmp_path: Path) -> None:
+    write_rng(tmp_path, 0)
+    for name in ("rng-0.safetensors", "rng-0.json"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(CheckpointError, match="the random numbers of process 0 cannot be read"):
+            restore_rng(tmp_path, 0)
+        (tmp_path / name).write_bytes(content)
+    restore_rng(tmp_path, 0)
 
 
 def test_plots_of_several_runs(tmp_path: Path) -> None:

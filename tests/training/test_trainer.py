@@ -1,5 +1,6 @@
 """The trainer: exact resume, accumulation, stages, carried states, trouble."""
 
+import dataclasses
 import json
 import os
 import random
@@ -16,10 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from titans.errors import CheckpointError, ConfigError, FileError
-from titans.models import TitansForCausalLM
+from titans.models import TitansConfig, TitansForCausalLM
 from titans.settings import to_yaml
+from titans.training.checkpoint import Progress
 from titans.training.config import TrainConfig
-from titans.training.diagnosis import NonFiniteLoss
+from titans.training.diagnosis import NonFiniteLoss, fast_forgetting
 from titans.training.log import read_log
 from titans.training.optim import GROUPS, group_of, learning_rate
 from titans.training.phases import memory_parameters
@@ -278,6 +280,32 @@ def test_too_many_bad_steps_stop_with_a_diagnosis(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "run" / "diagnosis.json").read_text())
     assert found["first_bad_layer"].startswith("model.layers.1.feed_forward")
     assert len(found["gates"]["step_size"]) == 2
+
+
+def test_a_gradient_that_jumps_is_told_once(tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(tmp_path, "train.steps=30"))
+    original = trainer.run.stepper.step
+
+    def jump(batch, step, meter, stop):
+        result = original(batch, step, meter, stop)
+        return dataclasses.replace(result, grad_norm=5e3 if step >= 20 else result.grad_norm)
+
+    trainer.run.stepper.step = jump  # type: ignore[method-assign]
+    (warning,) = [r for r in read_log(trainer.fit().folder) if r["kind"] == "warning"]
+    assert warning["step"] == 21 and "norm jumped to 5e+03 before clipping" in str(warning["text"])
+
+
+def test_a_memory_that_forgets_too_fast_is_told_once(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "model.memory_forget_init=0.2", variant="mac")
+    log = read_log(Trainer(config).fit().folder)
+    (warning,) = [r for r in log if r["kind"] == "warning"]
+    assert "fewer than the 8 of a segment" in str(warning["text"])
+    progress, model = Progress(step=7), TitansConfig(variant="mac", segment_len=64)
+    # ln(1/2) / ln(1 - 0.076) = 8.8 tokens.
+    assert "forgets half in 9 tokens" in fast_forgetting(0.076, model, 256, progress)
+    assert not fast_forgetting(0.076, model, 256, progress)
+    assert not fast_forgetting(0.001, model, 256, progress) and not progress.forgets_fast
+    assert "256 of a sequence" in fast_forgetting(0.003, TitansConfig(variant="lmm"), 256, progress)
 
 
 SPARSE = ("checkpoint.every=1", "checkpoint.keep_last=1", "checkpoint.keep_best=false")

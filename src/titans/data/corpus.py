@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def _read_text(path: Path, separator: str | None, max_bytes: int | None) -> Iter
     try:
         with _open(path) as file:
             content = file.read(limit)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
     try:
         text = content.decode()
@@ -138,7 +139,7 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
                     yield _text_of(json.loads(line), text_field, f"{path}, line {number}")
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}, line {number}: not JSON ({error})") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 

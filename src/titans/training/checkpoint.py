@@ -236,6 +236,10 @@ class Progress:
     """The open line of the log, one entry per process."""
     micro_batch_size: int = 0
     """Rows per carried state."""
+    usual_grad_norm: float = 0.0
+    """A slow mean of the gradient's norm before clipping, against which jumps are seen."""
+    forgets_fast: bool = False
+    """The memory forgets faster than it should last, and the user was told."""
 
 
 @contextmanager
@@ -300,14 +304,20 @@ def restore_rng(folder: Path, rank: int) -> None:
     """Put back what `write_rng` wrote. A process that was not there before keeps its own."""
     if not (folder / f"rng-{rank}.safetensors").is_file():
         return
-    tensors = load_file(folder / f"rng-{rank}.safetensors")
-    torch.set_rng_state(tensors["torch"])
-    if "cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["cuda"])
-    plain = json.loads((folder / f"rng-{rank}.json").read_text())
-    version, internal, gauss = plain["python"]
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(plain["numpy"])
+    try:
+        tensors = load_file(folder / f"rng-{rank}.safetensors")
+        torch.set_rng_state(tensors["torch"])
+        if "cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["cuda"])
+        plain = json.loads((folder / f"rng-{rank}.json").read_text())
+        version, internal, gauss = plain["python"]
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(plain["numpy"])
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: the random numbers of process {rank} cannot be read ({error}); copy the "
+            "checkpoint again"
+        ) from error
 
 
 def read_progress(folder: Path) -> Progress:

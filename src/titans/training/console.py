@@ -1,7 +1,7 @@
 """What a person sees and does while a model trains: progress on stderr, Ctrl-C to stop.
 
-A terminal has a live line, anything else a plain line per log line; both fit into 80 columns.
-stdout belongs to results.
+A terminal has a live line, anything else a plain line per log line; both fit into 80 columns, as
+long as steps have at most six digits. stdout belongs to results.
 """
 
 import signal
@@ -33,7 +33,9 @@ class Console:
             self._bar = tqdm(
                 total=total,
                 initial=start,
-                bar_format="{n_fmt}/{total_fmt} |{bar:10}| {desc}{remaining} left",
+                # The bar takes what the line leaves.
+                bar_format="{n_fmt}/{total_fmt}  {desc}{remaining} left {bar}",
+                dynamic_ncols=True,
                 leave=False,
                 file=sys.stderr,
             )

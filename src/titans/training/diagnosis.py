@@ -1,5 +1,10 @@
-"""Why a loss is not finite: which parameter, which layer, and what the gates were doing."""
+"""Signs of trouble while a model trains.
 
+Why a loss is not finite (which parameter, which layer, what the gates were doing), a gradient that
+jumps, and a memory that forgets too fast to be of use.
+"""
+
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -8,7 +13,14 @@ from torch import Tensor, nn
 
 from titans.data.batch import Batch
 from titans.errors import TitansError
+from titans.models import TitansConfig
+from titans.training.checkpoint import Progress
 from titans.training.processes import whole
+
+JUMP = 10.0
+"""A gradient norm this many times the usual one is a jump."""
+FIRST_STEPS = 10
+"""The norms of these are not judged: they fall from the start of every training."""
 
 
 class NonFiniteLoss(TitansError, FloatingPointError):
@@ -106,3 +118,49 @@ def _is_finite(tensor: Tensor) -> bool:
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
+
+
+def gradient_jump(norm: float, progress: Progress) -> str:
+    """What to say of the gradient's norm before clipping; empty unless it jumped.
+
+    The usual norm is a geometric mean of about the last ten steps. After a jump it begins anew, so
+    a norm that stays large is told once.
+    """
+    usual = progress.usual_grad_norm
+    if norm <= 0:
+        return ""
+    has_jumped = usual > 0 and progress.step > FIRST_STEPS and norm > JUMP * usual
+    progress.usual_grad_norm = norm if has_jumped or not usual else usual**0.9 * norm**0.1
+    if not has_jumped:
+        return ""
+    return (
+        f"step {progress.step}: the gradient's norm jumped to {norm:.3g} before clipping, usual "
+        f"is {usual:.3g}; if it happens often, lower train.learning_rate or train.max_grad_norm"
+    )
+
+
+def fast_forgetting(
+    forget_gate: object, config: TitansConfig, sequence_len: int, progress: Progress
+) -> str:
+    """What to say of a mean forget gate with which the memory cannot be long; told once.
+
+    A memory must outlast what attention sees without it: a segment (MAC) or a window (MAG, MAL).
+    In an LMM it must outlast the sequence.
+    """
+    if not isinstance(forget_gate, float) or not 0 < forget_gate < 1:
+        return ""
+    spans = {
+        "mac": (config.segment_len, "of a segment"),
+        "lmm": (sequence_len, "of a sequence"),
+    }
+    span, of_what = spans.get(config.variant, (config.window, "of the attention window"))
+    half_life = math.log(0.5) / math.log1p(-forget_gate)
+    told = progress.forgets_fast
+    # Not told again until it was clearly longer in between.
+    progress.forgets_fast = half_life < (2 * span if told else span)
+    if told or not progress.forgets_fast:
+        return ""
+    return (
+        f"step {progress.step}: the memory forgets half in {half_life:.0f} tokens (mean forget "
+        f"gate {forget_gate:.2g}), fewer than the {span} {of_what}"
+    )

@@ -21,7 +21,7 @@ TIMES = ("seconds", "tokens_per_second", "data_wait")
 
 
 class Record(dict[str, object]):
-    """One line of the log: `kind` (train, held_out, sample, event), `step` and values."""
+    """One line of the log: `kind` (train, held_out, sample, event, warning), `step` and values."""
 
 
 class _Sink(Protocol):

@@ -5,6 +5,7 @@ their carried states; gradients are averaged over processes (data parallel) or t
 split over them as well (`train.sharding: full`, FSDP).
 """
 
+import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
@@ -51,6 +52,24 @@ class Processes:
     def device(self) -> torch.device:
         """Where this process computes."""
         return self.accelerator.device
+
+    @property
+    def idle(self) -> str:
+        """What could help and does not, for the user; empty if nothing is wrong."""
+        devices = torch.accelerator.device_count() if self.device.type != "cpu" else 0
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+        if devices > here:
+            return (
+                f"{here} of {devices} {self.device.type} devices in use: start with "
+                f"`torchrun --nproc_per_node={devices} -m titans.cli.main train ...` to use all"
+            )
+        is_launched = "ACCELERATE_DYNAMO_BACKEND" in os.environ
+        if is_launched and self.device.type == "cpu" and self.count == 1:
+            return (
+                "`accelerate launch` started one process on this CPU, as it does by default: "
+                "`torchrun --nproc_per_node=2 -m titans.cli.main train ...` starts two"
+            )
+        return ""
 
     def rows(self, batch_size: int) -> range:
         """The rows of a global batch that belong to this process."""

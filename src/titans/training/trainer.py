@@ -20,7 +20,12 @@ from titans.settings import to_yaml
 from titans.training.checkpoint import Checkpoint
 from titans.training.config import RunConfig
 from titans.training.console import Console, StopOnSignal
-from titans.training.diagnosis import NonFiniteLoss, diagnose
+from titans.training.diagnosis import (
+    NonFiniteLoss,
+    diagnose,
+    fast_forgetting,
+    gradient_jump,
+)
 from titans.training.log import RunLog
 from titans.training.metrics import Meter, held_out_loss, means, sample_text
 from titans.training.processes import is_sharded, split_again
@@ -109,6 +114,7 @@ class Trainer:
         if result.is_finite:
             progress.bad_in_row = 0
             self.run.prove()
+            self._warn(gradient_jump(result.grad_norm, progress))
         else:
             self._count_bad_step()
         self.meter.seconds += time.perf_counter() - began
@@ -248,6 +254,9 @@ class Trainer:
         }
         self._record("train", run.progress.step, values)
         self.console.show(run.progress.step, values)
+        length = self._batch.tokens.shape[1]
+        gate = values.get("forget_gate")
+        self._warn(fast_forgetting(gate, run.core.config, length, run.progress))
         self.meter = Meter()
 
     def _announce(self) -> None:
@@ -259,6 +268,8 @@ class Trainer:
             f"the memory's; {run.processes.count} process(es) on {run.processes.device.type}; "
             f"run {run.path}"
         )
+        if idle := run.processes.idle:
+            self._say(idle)
         train = self.config.train
         if train.warmup_steps is not None and train.warmup != train.warmup_steps:
             self._say(f"warm-up shortened from {train.warmup_steps} to {train.warmup} steps")
@@ -272,6 +283,11 @@ class Trainer:
         self._say(f"{_PHASES[run.phase or 'all']} ({len(run.frozen)} frozen tensors)")
         values = {"phase": run.phase, "frozen": ", ".join(run.frozen)}
         self._record("event", run.progress.step + 1, values)
+
+    def _warn(self, text: str) -> None:
+        if text:
+            self._record("warning", self.run.progress.step, {"text": text})
+            self._say(text)
 
     def _record(self, kind: str, step: int, values: dict[str, object]) -> None:
         if self.log is not None:
