@@ -1,10 +1,10 @@
 import io
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from support.models import tiny_model
 from titans.cli.main import COMMANDS, main
 from titans.recall.generator import SMOLLM_INSTALL
+from titans.recall.store import SQLiteStore
 
 OURS = ("remember", "recall", "chat", "memory")
 
@@ -190,9 +191,8 @@ def test_a_store_does_not_choose_its_encoder(
 ):
     main(["remember", "I like tea.", "--encoder", "hashing:64"])
     evil = write_foreign_model(tmp_path / "evil")
-    with sqlite3.connect(store) as db:
-        db.execute("UPDATE meta SET value = ? WHERE key = 'encoder_setting'", (str(evil),))
-    db.close()
+    with closing(SQLiteStore(store)) as db, db.writing():
+        db.set_setting("encoder_setting", str(evil))
     for words in (["recall", "tea"], ["memory", "stats"], ["remember", "More tea."]):
         capsys.readouterr()
         assert main(words) == 1

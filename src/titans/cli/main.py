@@ -25,7 +25,7 @@ COMMANDS: dict[str, str] = {
     "remember": "store a text in the text memory",
     "recall": "ask the text memory",
     "chat": "a terminal chat that remembers between runs",
-    "memory": "upkeep of the text memory: stats, export, import, forget, train",
+    "memory": "upkeep of the text memory: stats, export, import, forget, check, repair",
 }
 """Command name (and file name in this folder) -> one line of help."""
 

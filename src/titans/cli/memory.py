@@ -1,4 +1,4 @@
-"""`titans memory ACTION`: upkeep of the text memory: stats, export, import, forget, train."""
+"""`titans memory ACTION`: upkeep of the text memory, from stats to repair."""
 
 import argparse
 import sys
@@ -9,7 +9,9 @@ from titans.cli.store_options import (
     add_store_options,
     add_trust_option,
     as_json,
+    memory_options,
     open_memory,
+    store_path,
 )
 from titans.cli.values import LARGEST_SEED, number, whole
 
@@ -37,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--id", help="one record")
     what.add_argument("--before", help="all from before this time (ISO 8601)")
     what.add_argument("--all", action="store_true", help="the whole scope")
+    _action(actions, "check", "look for damage in all scopes; exit code 1 if there is any")
+    _action(actions, "repair", "put a new store with all that is sound in a damaged one's place")
     _configure_train(_action(actions, "train", "meta-train projections on texts", store=False))
 
 
@@ -85,16 +89,18 @@ def run(args: argparse.Namespace) -> int:
         "export": _export,
         "import": _import,
         "forget": _forget,
+        "check": _check,
+        "repair": _repair,
         "train": _train,
     }
     result = actions[args.action](args)
     if args.json:
         print(as_json(result))
-    elif result:
+    else:
         for name, value in result.items():
             shown = f"{value:.4g}" if isinstance(value, float) else value
             print(printable(f"{name.replace('_', ' '):<20} {shown}"))
-    return 0
+    return int(bool(result.get("damage")))
 
 
 def _stats(args: argparse.Namespace) -> dict[str, object]:
@@ -155,6 +161,33 @@ def _forget(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def _check(args: argparse.Namespace) -> dict[str, object]:
+    from titans.recall.upkeep import find_damage
+    from titans.terminal import printable
+
+    with open_memory(args, must_exist=True) as memory:
+        found = list(find_damage(memory, _say))
+    if not args.json:
+        for line in found:
+            print(printable(line))
+    return {"damage": found if args.json else len(found)}
+
+
+def _repair(args: argparse.Namespace) -> dict[str, object]:
+    from titans.recall.upkeep import repair
+
+    path = store_path(args, must_exist=True)
+    config, encoder = memory_options(args)
+    with _Bar("records", None) as bar:
+        done = repair(path, config, encoder=encoder, progress=bar.update)
+    return {
+        "kept": done.records,
+        "made_again": done.remade,
+        "lost": done.lost,
+        "damaged_file": str(done.damaged),
+    }
+
+
 def _train(args: argparse.Namespace) -> dict[str, object]:
     import torch
 
@@ -190,6 +223,10 @@ def _train(args: argparse.Namespace) -> dict[str, object]:
             progress,
         )
     return report
+
+
+def _say(step: str) -> None:
+    print(f"looking at the {step}", file=sys.stderr)
 
 
 class _Bar:

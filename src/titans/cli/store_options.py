@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from titans.recall import TextMemory
+    from titans.recall import Encoder, RecallConfig, TextMemory
 
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
@@ -52,18 +52,33 @@ def default_store() -> Path:
 
 def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextMemory":
     """The text memory that the options name."""
-    import torch
+    from titans.recall import TextMemory
 
+    path = store_path(args, must_exist=must_exist)
+    config, encoder = memory_options(args)
+    return TextMemory(path, args.scope, config, encoder=encoder)
+
+
+def store_path(args: argparse.Namespace, *, must_exist: bool) -> Path:
+    """The file that the options name."""
     from titans.errors import StoreError
-    from titans.recall import TextMemory, load_encoder, preset
 
-    # A second thread makes one short text slower, not faster.
-    torch.set_num_threads(1)
     path = args.store or default_store()
     if must_exist and not path.exists():
         raise StoreError(f"{path} does not exist: nothing was remembered yet (titans remember)")
+    return path
+
+
+def memory_options(args: argparse.Namespace) -> tuple["RecallConfig | None", "Encoder | None"]:
+    """The settings and the encoder that the options ask for; None for those of the store."""
+    import torch
+
+    from titans.recall import load_encoder, preset
+
+    # A second thread makes one short text slower, not faster.
+    torch.set_num_threads(1)
     if args.preset is None and args.encoder is None and args.checkpoint is None:
-        return TextMemory(path, args.scope)
+        return None, None
     config = preset(args.preset or "default")
     if args.encoder:
         config = config.change(encoder=args.encoder)
@@ -72,7 +87,7 @@ def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextM
     encoder = None
     if args.trust_remote_code:
         encoder = load_encoder(config.encoder, trust_remote_code=True)
-    return TextMemory(path, args.scope, config, encoder=encoder)
+    return config, encoder
 
 
 def as_json(value: object) -> str:

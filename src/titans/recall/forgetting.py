@@ -48,7 +48,7 @@ def forget_records(
             # Everything newer than the first forgotten record is replayed without it.
             _mend_context(replica, replica.scope_id, seqs)
             store.delete_records(replica.scope_id, seqs)
-            replayed = _rebuild(replica, replica.scope_id, progress)
+            replayed = rebuild(replica, replica.scope_id, progress)
     return Forgotten(len(seqs), replayed, time.perf_counter() - begin, store.is_clean)
 
 
@@ -123,7 +123,7 @@ def _vector(replica: Replica, begin: int, end: int) -> torch.Tensor:
     return replica.neural.turn.embed(pool_passages(bare)[None])[0]
 
 
-def _rebuild(replica: Replica, scope_id: int, progress: Progress | None) -> int:
+def rebuild(replica: Replica, scope_id: int, progress: Progress | None) -> int:
     """Replay the log from the newest snapshot that is left, and keep the result as a snapshot."""
     store, neural, config = replica.store, replica.neural, replica.config
     head = store.head(replica.scope)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from titans.errors import StoreError
 from titans.ops import MemoryState
 from titans.recall.config import RecallConfig
 from titans.recall.encoder import Encoder
@@ -70,6 +71,12 @@ class Replica:
         if head is not None and head.last_seq > self.index.last_seq:
             self._counts.clear()
             load_index(self.store, head.scope_id, self.index)
+        if head is not None and head.num_records != self.index.num_records:
+            raise StoreError(
+                f"{self.store.name} is damaged: scope {self.scope!r} has {head.num_records} "
+                f"records, {self.index.num_records} were found; `titans memory repair` keeps what "
+                "is sound"
+            )
 
     @property
     def state(self) -> MemoryState:

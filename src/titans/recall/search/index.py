@@ -38,6 +38,8 @@ class ScopeIndex:
     def __init__(self, dim: int) -> None:
         self.dim = dim
         self._size = 0
+        self.num_records = 0
+        """Records that the passages belong to."""
         self._arrays: dict[str, NDArray[Any]] = {
             "passage": np.empty(0, np.int64),
             "seq": np.empty(0, np.int64),
@@ -102,6 +104,8 @@ class ScopeIndex:
         # The last code is that of passages without a speaker: -1.
         self._arrays["speaker"][begin:end] = np.array([*codes, -1])[columns["speaker"]]
         self._size = end
+        # A record is never divided between two calls.
+        self.num_records += len(np.unique(columns["seq"]))
         # Exact, and so the same in any order: multiples of 2^-24 below 1, added in float64.
         self._sum += rows.total
         self._arrays["replaced"][begin:end] = False

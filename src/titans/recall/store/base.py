@@ -66,12 +66,14 @@ class Head:
     """How far a scope has come: what a process compares to see whether others have written.
 
     Numbers are never used again, so a scope that was forgotten and made anew under the same name
-    has another `scope_id`; `generation` rises when something in it is forgotten.
+    has another `scope_id`; `generation` rises when something in it is forgotten. Who finds another
+    number of records than `num_records` reads a damaged store.
     """
 
     scope_id: int
     generation: int
     last_seq: int
+    num_records: int
 
 
 Scalar = str | int | float | bool | None

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from titans.errors import StoreError
 from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
-from titans.recall.store.seal import SEALED, Value, is_sound, seal
+from titans.recall.store.seal import POSTING, POSTING_SUM, SEALED, Value, is_sound, seal
 
 MMAP_BYTES = 2**31
 """Read through the page cache: opening a large scope reads most of the file."""
@@ -213,8 +214,9 @@ class Connection:
             stage, _, token = mark.partition(" ")
             if stage == "rewrite":
                 self.db.execute("VACUUM")
-                change = "UPDATE meta SET value = ? WHERE key = 'scrub' AND value = ?"
-                self.db.execute(change, (f"truncate {token}", mark))
+                stage = f"truncate {token}"
+                change = "UPDATE meta SET value = ?, checksum = ? WHERE key = 'scrub' AND value = ?"
+                self.db.execute(change, (stage, seal("scrub", stage), mark))
             if self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0:
                 # By its token: what was forgotten meanwhile has a mark of its own.
                 done = f"truncate {token}"
@@ -225,12 +227,12 @@ class Connection:
 
     def setting(self, key: str) -> str | None:
         """A setting of the store."""
-        found = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+        found = next(self.select("meta", "key = ?", key), None)
+        return None if found is None else str(found[1])
 
     def set_setting(self, key: str, value: str) -> None:
         """Set it."""
-        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self.insert("meta", key, value, replace=True)
 
     def insert(self, table: str, *values: Value, replace: bool = False) -> None:
         """Add a row with its checksum, or replace the one with the same key."""
@@ -239,6 +241,19 @@ class Connection:
         verb = "REPLACE" if replace else "INSERT"
         row = (*values, seal(*values))
         self.db.execute(f"{verb} INTO {table} ({names}) VALUES ({marks})", row)
+
+    def insert_posting(self, *values: int) -> None:
+        """Add a posting with its checksum."""
+        given = ", ".join(f"? AS {name}" for name in POSTING)
+        query = f"INSERT INTO postings SELECT *, {POSTING_SUM} FROM (SELECT {given})"
+        self.db.execute(query, values)
+
+    def scope_row(self, scope_id: int) -> tuple[Any, ...]:
+        """The columns of a scope by its number."""
+        found = next(self.select("scopes", "id = ?", scope_id), None)
+        if found is None:
+            raise self.damage(f"there is no scope with number {scope_id}")
+        return found
 
     def select(self, table: str, where: str, *arguments: Value) -> Iterator[tuple[Value, ...]]:
         """The sealed columns of some rows, each checked.
@@ -261,7 +276,7 @@ class Connection:
         place = ", ".join(
             f"{name} {value}"
             for name, value in zip(SEALED[table], row, strict=False)
-            if name in ("seq", "scope", "passage", "position", "last_seq")
+            if name in ("id", "seq", "scope", "passage", "position", "last_seq", "key")
         )
         return f"a row of {table} ({place})"
 

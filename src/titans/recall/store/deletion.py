@@ -32,17 +32,17 @@ def delete_records(store: Connection, scope_id: int, seqs: Sequence[int]) -> Non
     _delete_postings(store, scope_id, passages)
     db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}")
     for table in ("passages", "neural_writes", "records"):
-        db.execute(f"DELETE FROM {table} WHERE seq {in_gone}")
+        count = db.execute(f"DELETE FROM {table} WHERE seq {in_gone}").rowcount
     # Blocks have no gaps, and snapshots hold all that was written before: both go from the first.
     for table, column in (("index_blocks", "last_seq"), ("snapshots", "seq")):
         db.execute(f"DELETE FROM {table} WHERE scope = ? AND {column} >= ?", (scope_id, min(seqs)))
     _mend_links(store, scope_id, in_gone)
     db.execute("DELETE FROM gone")
-    db.execute(
-        "UPDATE scopes SET generation = generation + 1, last_seq ="
-        " (SELECT coalesce(max(seq), 0) FROM records WHERE scope = scopes.id) WHERE id = ?",
-        (scope_id,),
-    )
+    query = "SELECT coalesce(max(seq), 0) FROM records WHERE scope = ?"
+    last_seq = int(db.execute(query, (scope_id,)).fetchone()[0])
+    number, name, generation, _, num_records = store.scope_row(scope_id)
+    row = (number, name, generation + 1, last_seq, num_records - count)
+    store.insert("scopes", *row, replace=True)
 
 
 def _delete_postings(store: Connection, scope_id: int, passages: str) -> None:
@@ -50,8 +50,12 @@ def _delete_postings(store: Connection, scope_id: int, passages: str) -> None:
     query = f"SELECT count(*), term FROM postings WHERE passage IN {passages} GROUP BY term"
     counted = db.execute(query).fetchall()
     db.execute(f"DELETE FROM postings WHERE passage IN {passages}")
-    db.executemany("UPDATE terms SET num_passages = num_passages - ? WHERE id = ?", counted)
-    db.execute("DELETE FROM terms WHERE scope = ? AND num_passages = 0", (scope_id,))
+    for fewer, term_id in counted:
+        for *kept, num_passages in list(store.select("terms", "id = ?", term_id)):
+            if num_passages > fewer:
+                store.insert("terms", *kept, num_passages - fewer, replace=True)
+            else:
+                db.execute("DELETE FROM terms WHERE id = ?", (term_id,))
 
 
 def _mend_links(store: Connection, scope_id: int, in_gone: str) -> None:

@@ -3,9 +3,11 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from titans.recall.store.connection import Connection
 from titans.recall.store.deletion import SCOPED
-from titans.recall.store.seal import SEALED, is_sound
+from titans.recall.store.seal import POSTING, SEALED, are_sound, is_sound
 
 Progress = Callable[[str], None]
 
@@ -58,6 +60,10 @@ MISFITS: dict[str, str] = {
         "SELECT count(*) FROM scopes s WHERE last_seq !="
         " (SELECT coalesce(max(seq), 0) FROM records WHERE scope = s.id)"
     ),
+    "scopes whose number of records is another": (
+        "SELECT count(*) FROM scopes s WHERE num_records !="
+        " (SELECT count(*) FROM records WHERE scope = s.id)"
+    ),
     "blocks that end at no record": (
         f"SELECT count(*) FROM index_blocks t WHERE NOT EXISTS ({_SAME_SCOPE} t.last_seq)"
     ),
@@ -97,6 +103,13 @@ def _checksums(store: Connection) -> Iterator[str]:
                     yield f"checksum: {store.describe(table, row)} is not what was written"
         except sqlite3.DatabaseError as error:
             yield f"checksum: {table} cannot be read to its end ({error})"
+    try:
+        rows = store.db.execute(f"SELECT {', '.join(POSTING)}, checksum FROM postings")
+        while part := rows.fetchmany(10_000):
+            if not are_sound(np.array(part, np.int64)):
+                yield f"checksum: postings of terms {part[0][0]} to {part[-1][0]} are not sound"
+    except (sqlite3.DatabaseError, OverflowError) as error:
+        yield f"checksum: postings cannot be read to their end ({error})"
 
 
 def _misfits(store: Connection) -> Iterator[str]:

@@ -8,7 +8,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 
-from titans.recall.store.seal import SEALED, seal
+from titans.recall.store.seal import POSTING_SUM, seal
 from titans.recall.text.words import fold
 
 APPLICATION_ID = 0x7469746E  # "titn": what `file` shows, and how another program's file is told
@@ -163,10 +163,30 @@ def m004_postings(db: sqlite3.Connection) -> None:
 
 def m005_checksums(db: sqlite3.Connection) -> None:
     """A checksum for every row of data (seal.py)."""
+    for table in (
+        *("records", "passages", "passage_tokens", "neural_writes", "snapshots"),
+        *("persistent_texts", "index_blocks"),
+    ):
+        _add_checksums(db, table)
+
+
+def m006_more_checksums(db: sqlite3.Connection) -> None:
+    """A checksum for settings, scopes and words, too; how many records a scope has."""
+    db.execute("ALTER TABLE scopes ADD COLUMN num_records INTEGER NOT NULL DEFAULT 0")
+    count = "SELECT count(*) FROM records WHERE scope = scopes.id"
+    db.execute(f"UPDATE scopes SET num_records = ({count})")
+    for table in ("meta", "scopes", "terms"):
+        _add_checksums(db, table)
+    db.execute("ALTER TABLE postings ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
+    db.execute(f"UPDATE postings SET checksum = {POSTING_SUM}")
+
+
+def _add_checksums(db: sqlite3.Connection, table: str) -> None:
+    """A column `checksum` behind those that a table has now."""
+    columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
     db.create_function("seal", -1, seal, deterministic=True)
-    for table, columns in SEALED.items():
-        db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
-        db.execute(f"UPDATE {table} SET checksum = seal({', '.join(columns)})")
+    db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER NOT NULL DEFAULT 0")
+    db.execute(f"UPDATE {table} SET checksum = seal({', '.join(columns)})")
 
 
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
@@ -175,6 +195,7 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m003_scope_numbers,
     m004_postings,
     m005_checksums,
+    m006_more_checksums,
 ]
 """Every step ever released, in order."""
 

@@ -1,4 +1,4 @@
-"""Checksums: every row of data carries one over all its values, and it is checked when read.
+"""Checksums: every row carries one over all its values, and it is checked when read.
 
 SQLite notices a damaged page only if its structure breaks. A flipped bit inside a text, a number or
 a vector would pass in silence; with the checksum it is an error that names the row.
@@ -7,6 +7,9 @@ a vector would pass in silence; with the checksum it is an error that names the 
 import struct
 import zlib
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 SEALED: dict[str, tuple[str, ...]] = {
     "records": (
@@ -19,8 +22,22 @@ SEALED: dict[str, tuple[str, ...]] = {
     "snapshots": ("scope", "seq", "state"),
     "persistent_texts": ("scope", "position", "text"),
     "index_blocks": ("scope", "last_seq", "num_rows", "data"),
+    "meta": ("key", "value"),
+    "scopes": ("id", "name", "generation", "last_seq", "num_records"),
+    "terms": ("id", "scope", "term", "num_passages"),
 }
 """Tables whose rows end in a `checksum`, and the columns that it covers."""
+
+POSTING = ("term", "passage", "count")
+"""The columns of a posting. There are many, read thousands at once, so theirs is only a sum."""
+_FACTORS = (0x1E3779B1, 0x05EBCA77, 0x42B2AE3D)  # odd: each flipped bit changes the sum
+_MODULUS = 2**31
+POSTING_SUM = (
+    "("
+    + " + ".join(f"{c} * {f}" for c, f in zip(POSTING, _FACTORS, strict=True))
+    + f") % {_MODULUS}"
+)
+"""The checksum of a posting in SQL."""
 
 Value = int | float | str | bytes | None
 
@@ -46,3 +63,9 @@ def seal(*values: Value) -> int:
 def is_sound(row: Sequence[Value]) -> bool:
     """Whether a row, its checksum last, is what was written."""
     return seal(*row[:-1]) == row[-1]
+
+
+def are_sound(postings: NDArray[np.int64]) -> bool:
+    """Whether postings, `[rows, (*POSTING, checksum)]`, are what was written."""
+    found = (postings[:, :-1] @ np.array(_FACTORS, np.int64)) % _MODULUS
+    return bool((found == postings[:, -1]).all())

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from titans.recall.store import deletion, inspection
 from titans.recall.store.base import Filter, Head, IndexEntry, StoredPassage, StoredRecord
 from titans.recall.store.connection import Connection
-from titans.recall.store.seal import SEALED, Value
+from titans.recall.store.seal import POSTING, SEALED, Value, are_sound
+
+POSTING_COLUMNS = ", ".join((*POSTING, "checksum"))
 
 
 class SQLiteStore(Connection):
@@ -26,20 +28,27 @@ class SQLiteStore(Connection):
 
     def head(self, scope: str) -> Head | None:
         """How far a scope has come; None if nothing was ever stored under this name."""
-        query = "SELECT id, generation, last_seq FROM scopes WHERE name = ?"
-        found = self.db.execute(query, (scope,)).fetchone()
-        return None if found is None else Head(*found)
+        found = self._only("scopes", "name = ?", scope)
+        if found is None:
+            return None
+        number, _, *progress = found
+        return Head(number, *progress)
 
     def create_scope(self, scope: str) -> int:
         """The number of a scope, new if need be."""
-        self.db.execute("INSERT OR IGNORE INTO scopes (name) VALUES (?)", (scope,))
         found = self.head(scope)
-        assert found is not None
-        return found.scope_id
+        if found is not None:
+            return found.scope_id
+        number = self._next("scopes")
+        self.insert("scopes", number, scope, 0, 0, 0)
+        return number
 
     def scopes(self) -> list[str]:
         """The names of all scopes, sorted."""
-        return [str(r[0]) for r in self.db.execute("SELECT name FROM scopes ORDER BY name")]
+        return [str(row[1]) for row in self.select("scopes", "TRUE ORDER BY name")]
+
+    def _only(self, table: str, where: str, *arguments: Value) -> tuple[Any, ...] | None:
+        return next(self.select(table, where, *arguments), None)
 
     # Records
 
@@ -57,7 +66,8 @@ class SQLiteStore(Connection):
             self._add_passage(scope_id, seq, passage)
         if neural_write is not None:
             self.insert("neural_writes", seq, scope_id, neural_write)
-        self.db.execute("UPDATE scopes SET last_seq = ? WHERE id = ?", (seq, scope_id))
+        number, name, generation, _, num_records = self.scope_row(scope_id)
+        self.insert("scopes", number, name, generation, seq, num_records + 1, replace=True)
         return seq
 
     def _next(self, table: str) -> int:
@@ -71,27 +81,27 @@ class SQLiteStore(Connection):
         self.insert("passages", number, scope_id, seq, len(terms), passage.flags, passage.vectors)
         self.insert("passage_tokens", number, passage.tokens)
         for term, count in Counter(terms).items():
-            self.db.execute(
-                "INSERT INTO terms (scope, term, num_passages) VALUES (?, ?, 1)"
-                " ON CONFLICT (scope, term) DO UPDATE SET num_passages = num_passages + 1",
-                (scope_id, term),
-            )
-            self.db.execute(
-                "INSERT INTO postings SELECT id, ?, ? FROM terms WHERE scope = ? AND term = ?",
-                (number, count, scope_id, term),
-            )
+            term_id, _, _, others = self._term(scope_id, term) or (self._new_term(), 0, "", 0)
+            self.insert("terms", term_id, scope_id, term, others + 1, replace=True)
+            self.insert_posting(term_id, number, count)
+
+    def _term(self, scope_id: int, term: str) -> tuple[Any, ...] | None:
+        return self._only("terms", "scope = ? AND term = ?", scope_id, term)
+
+    def _new_term(self) -> int:
+        return int(self.db.execute("SELECT coalesce(max(id), 0) + 1 FROM terms").fetchone()[0])
 
     def find(self, scope_id: int, record_id: str) -> StoredRecord | None:
         """A record by its id."""
         found = next(self.select("records", "scope = ? AND id = ?", scope_id, record_id), None)
-        return None if found is None else _record(found)
+        return None if found is None else stored_record(found)
 
     def records(self, scope_id: int, seqs: Sequence[int]) -> dict[int, StoredRecord]:
         """Records by their seq."""
         found: dict[int, StoredRecord] = {}
         for part in _parts(seqs):
             where = f"scope = ? AND seq IN ({_marks(part)})"
-            records = map(_record, self.select("records", where, scope_id, *part))
+            records = map(stored_record, self.select("records", where, scope_id, *part))
             found.update({record.seq: record for record in records})
         return found
 
@@ -111,7 +121,12 @@ class SQLiteStore(Connection):
             values.append(beyond)
         where += f" ORDER BY seq {'DESC' if newest_first else 'ASC'} LIMIT ?"
         # A negative limit is none.
-        return map(_record, self.select("records", where, *values, -1 if limit is None else limit))
+        rows = self.select("records", where, *values, -1 if limit is None else limit)
+        count = 0
+        for count, row in enumerate(rows, 1):
+            yield stored_record(row)
+        if len(values) == 1 and limit is None and count != self.scope_row(scope_id)[-1]:
+            raise self.damage(f"records of scope {scope_id} are missing")
 
     def find_seqs(self, scope_id: int, wanted: Filter) -> list[int]:
         """The seqs of the records that are wanted, rising."""
@@ -139,7 +154,7 @@ class SQLiteStore(Connection):
                 following = next(rows, None)
                 if following is None:
                     raise self.damage(f"passage {named['id']} belongs to no record")
-                record = _record(following)
+                record = stored_record(following)
             found.append(
                 IndexEntry(
                     passage=named["id"],
@@ -188,19 +203,20 @@ class SQLiteStore(Connection):
 
     def postings(self, scope_id: int, term: str) -> NDArray[np.int64]:
         """The passages that hold a term, rising, each as often as the term occurs in it."""
-        found = self.db.execute(
-            "SELECT passage, count FROM postings WHERE term ="
-            " (SELECT id FROM terms WHERE scope = ? AND term = ?) ORDER BY passage",
-            (scope_id, term),
-        ).fetchall()
-        pairs = np.array(found, np.int64).reshape(-1, 2)
-        return np.repeat(pairs[:, 0], pairs[:, 1])
+        found = self._term(scope_id, term)
+        if found is None:
+            return np.empty(0, np.int64)
+        term_id, *_, num_passages = found
+        query = f"SELECT {POSTING_COLUMNS} FROM postings WHERE term = ? ORDER BY passage"
+        rows = np.array(self.db.execute(query, (term_id,)).fetchall(), np.int64).reshape(-1, 4)
+        if len(rows) != num_passages or not are_sound(rows):
+            raise self.damage(f"where a word stands (term {term_id}) is not what was written")
+        return np.repeat(rows[:, 1], rows[:, 2])
 
     def document_count(self, scope_id: int, term: str) -> int:
         """In how many passages of the scope a term occurs."""
-        query = "SELECT num_passages FROM terms WHERE scope = ? AND term = ?"
-        found = self.db.execute(query, (scope_id, term)).fetchone()
-        return 0 if found is None else int(found[0])
+        found = self._term(scope_id, term)
+        return 0 if found is None else int(found[-1])
 
     def neural_write(self, scope_id: int, seq: int) -> bytes | None:
         """What a record has written into the neural memory; None if it was not written."""
@@ -303,7 +319,7 @@ def sealed_record(scope_id: int, seq: int, record: StoredRecord) -> tuple[Value,
     )
 
 
-def _record(found: tuple[Any, ...]) -> StoredRecord:
+def stored_record(found: tuple[Any, ...]) -> StoredRecord:
     """The inverse of `sealed_record`."""
     named = dict(zip(SEALED["records"], found, strict=True))
     named.pop("scope")
