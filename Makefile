@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup demo test test-all check format results docs bench clean
+.PHONY: help setup demo test test-all soak check format results docs bench clean
 
 help:
-	@echo "make demo | test | test-all | check | format | results | docs | bench | clean"
+	@echo "make demo | test | test-all | soak | check | format | results | docs | bench | clean"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,6 +38,12 @@ test-all: $(STAMP)
 	$(BIN)/python -m pytest $(TYPED) -m 'not compile and not untyped'
 	$(UNTYPED) $(TYPED) -m 'compile or untyped'
 	$(UNTYPED) $(OTHER) -m ''
+
+# Kills, damage, full disks, noise: MINUTES of it, from SEED. A short form is part of `test`.
+MINUTES ?= 10
+SEED ?= 0
+soak: $(STAMP)
+	PYTHONPATH=tests JAXTYPING_DISABLE=1 $(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -123,7 +123,8 @@ class SQLiteStore(Connection):
         # A negative limit is none.
         rows = self.select("records", where, *values, -1 if limit is None else limit)
         count = 0
-        for count, row in enumerate(rows, 1):
+        for row in rows:
+            count += 1
             yield stored_record(row)
         if len(values) == 1 and limit is None and count != self.scope_row(scope_id)[-1]:
             raise self.damage(f"records of scope {scope_id} are missing")
