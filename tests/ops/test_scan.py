@@ -59,7 +59,8 @@ def test_any_setting(data: st.DataObject) -> None:
     """Hypothesis draws what the other tests leave open."""
     draw = data.draw
     time, batch = draw(st.integers(1, 24)), draw(st.integers(1, 3))
-    threshold = draw(st.sampled_from([None, 1.0, 4.0]))
+    # No round numbers: a clipped Huber gradient can be as long as 4, but for rounding.
+    threshold = draw(st.sampled_from([None, 1.1, 4.1]))
     options = ScanOptions(
         loss=draw(st.sampled_from(["l2", "huber", "lp"])),
         momentum=draw(st.booleans()),

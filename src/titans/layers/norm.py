@@ -1,4 +1,7 @@
-"""Normalisation of the last axis: to a given length, or by the root mean square and a scale."""
+"""Normalisation of the last axis: to a given length, or by the root mean square and a scale.
+
+Both compute in at least float32, whatever the input's type.
+"""
 
 from typing import Any
 
@@ -6,33 +9,52 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from titans.ops.derivatives import by_hand, is_recorded, through
+
 _SHORTEST = 1e-12
 """Vectors shorter than this are not stretched."""
+
+
+def _stretch(x: Tensor, length: float) -> tuple[Tensor, Tensor]:
+    """`x` at this length, and the factor that brought it there."""
+    found = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    factor = length / found.clamp_min(_SHORTEST)
+    return x * factor, factor
 
 
 class _FixedLength(torch.autograd.Function):
     """The derivative of `fixed_length` in three passes over the data; autograd's own takes ten."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, length: float) -> Tensor:
-        found = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        factor = length / found.clamp_min_(_SHORTEST)
-        y = x * factor
+    def forward(ctx: Any, x: Tensor, length: float) -> tuple[Tensor, Tensor]:
+        y, factor = _stretch(x, length)
         ctx.save_for_backward(y, factor)
+        ctx.set_materialize_grads(False)
         ctx.length = length
-        return y
+        return y, factor
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor | None, d_factor: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # Outputs alone are kept, so all of this can be differentiated again.
         y, factor = ctx.saved_tensors
+        grad = torch.zeros_like(y) if grad is None else grad
         along = torch.linalg.vecdot(grad, y).unsqueeze(-1)
+        along = along if d_factor is None else along + d_factor * factor
         return torch.addcmul(grad, y, along, value=-(ctx.length**-2)).mul_(factor), None
 
 
 def fixed_length(x: Float[Tensor, "*lead dim"], length: float = 1.0) -> Float[Tensor, "*lead dim"]:
-    """`x` brought to this length; zero stays zero."""
-    return _FixedLength.apply(x, length)  # type: ignore[no-any-return]
+    """`x` brought to this length, in at least float32; zero stays zero."""
+    return (_FixedLength.apply if by_hand() else _stretch)(_wide(x), length)[0]  # type: ignore[index,no-any-return]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _root_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    inverse = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return x * inverse * weight
 
 
 class _RootMeanSquare(torch.autograd.Function):
@@ -43,13 +65,17 @@ class _RootMeanSquare(torch.autograd.Function):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         plain = x * inverse
-        ctx.save_for_backward(plain, inverse, weight)
+        ctx.save_for_backward(x, inverse, weight)
+        ctx.eps = eps
         return plain * weight
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        plain, inverse, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, inverse, weight = ctx.saved_tensors
+        if is_recorded():
+            found = through(lambda x, w: (_root_mean_square(x, w, ctx.eps),), (x, weight), (grad,))
+            return (*found, None)
+        plain = x * inverse
         product = grad * plain
         d_weight = product.flatten(0, -2).sum(0)
         d_plain = torch.mul(grad, weight, out=product)
@@ -68,8 +94,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
         """Normalise the last axis."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        return _RootMeanSquare.apply(wide, self.weight, self.eps).to(x.dtype)  # type: ignore[no-any-return]
+        norm = _RootMeanSquare.apply if by_hand() else _root_mean_square
+        return norm(_wide(x), self.weight, self.eps).to(x.dtype)  # type: ignore[union-attr,no-any-return]
 
     def extra_repr(self) -> str:
         """Size and epsilon, for `print(model)`."""

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from titans.ops.derivatives import by_hand, is_recorded, through
+
 
 class _CausalConv(torch.autograd.Function):
     """The convolution of `ShortConv`; autograd's own derivative takes three times as long."""
@@ -21,9 +23,10 @@ class _CausalConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, tail, weight = ctx.saved_tensors
+        if is_recorded():
+            return through(lambda *given: (_convolve(*given),), (x, tail, weight), (grad,))
         d_x, d_tail, d_weight = grad * weight[0], torch.zeros_like(tail), torch.empty_like(weight)
         product = grad * x  # one buffer: a fresh one per lag would cost more than its sum
         d_weight[0] = product.sum((0, 1))
@@ -34,6 +37,14 @@ class _CausalConv(torch.autograd.Function):
             torch.mul(grad[:, early], tail[:, past], out=product[:, early])
             d_weight[lag] = product.sum((0, 1))
         return d_x, d_tail, d_weight
+
+
+def _convolve(x: Tensor, tail: Tensor, weight: Tensor) -> Tensor:
+    """`_CausalConv` in plain operations."""
+    joined = torch.cat((tail, x), dim=1)
+    past, time = tail.shape[1], x.shape[1]
+    lags = [joined[:, past - lag : past - lag + time] * w for lag, w in enumerate(weight)]
+    return sum(lags[1:], lags[0])
 
 
 def _spans(time: int, size: int) -> Iterator[tuple[int, slice, slice, slice, slice]]:
@@ -81,7 +92,8 @@ class ShortConv(nn.Module):
         self, x: Float[Tensor, "batch time channels"], tail: Float[Tensor, "batch past channels"]
     ) -> Float[Tensor, "batch time channels"]:
         """Convolve `x`, which follows the `size - 1` inputs in `tail`."""
-        return _CausalConv.apply(x, tail.to(x.dtype), self.weight.to(x.dtype))  # type: ignore[no-any-return]
+        convolve = _CausalConv.apply if by_hand() else _convolve
+        return convolve(x, tail.to(x.dtype), self.weight.to(x.dtype))  # type: ignore[no-any-return]
 
 
 def next_tail(

@@ -12,8 +12,6 @@ A[t, s] the product of 1 - alpha behind s up to t, and beta_t the product up to 
 so all errors of a block solve one unit lower-triangular system (the WY form of DeltaNet).
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -22,7 +20,7 @@ from torch.nn import functional
 from titans.ops.checks import eager
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import from_rows, to_rows
-from titans.ops.scan.mixing import running_products, running_products_backward
+from titans.ops.scan.mixing import differentiable_products
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
 
@@ -95,7 +93,7 @@ def _scan(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reads and errors of all tokens, and the matrix behind the last one."""
     size = keep.shape[-1]
-    left = _RunningProducts.apply(keep.flatten(0, 1)).unflatten(0, keep.shape[:2])  # type: ignore[union-attr]
+    left = differentiable_products(keep.flatten(0, 1)).unflatten(0, keep.shape[:2])
     beta = left[..., 0] * keep[..., :1]
     before = functional.pad(left[..., :-1, :], (0, 0, 1, 0))
     beta_before = functional.pad(beta[..., :-1], (1, 0), value=1.0)
@@ -114,18 +112,3 @@ def _scan(
         errors.append(error)
         matrix = beta[:, block, -1, None, None] * matrix + error.mT @ written[:, block]
     return torch.cat(reads, dim=1), torch.cat(errors, dim=1), matrix
-
-
-class _RunningProducts(torch.autograd.Function):
-    """`running_products` with a derivative that divides by nothing: a factor may be zero."""
-
-    @staticmethod
-    def forward(ctx: Any, factors: Tensor) -> Tensor:
-        products = running_products(factors)
-        ctx.save_for_backward(products)
-        return products
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (products,) = ctx.saved_tensors
-        return running_products_backward(products, grad.clone())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from titans.ops.options import ScanOptions
-from titans.ops.scan.chunk import loss_value
+from titans.ops.scan.chunk import constant, loss_slope, loss_value
 from titans.ops.scan.layout import from_rows, to_rows
 from titans.ops.scan.plan import align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
@@ -190,19 +190,19 @@ class _Chunks:
         options = self.options
         gradients, loss, error = self._gradients(keys, values, start)
         flat = [g.detach().flatten(2) for g in gradients]
-        squared = torch.stack([g.square().sum(-1) for g in flat]).sum(0)
-        decision = decide(active, loss.detach(), squared, options)
+        norm = torch.linalg.vector_norm(torch.cat(flat, dim=-1), dim=-1)
+        decision = decide(active, loss.detach(), norm, options)
         assert decision.active is not None and decision.factor is not None
         added = decision.active
         alpha, eta = acting_gates(alpha, eta, added)
         theta = theta * decision.factor
         if options.step_limit is not None:
-            with torch.no_grad():
-                memory = (weights, momentum, start, base)
-                stable = self._stabilise((alpha, eta, theta, added), flat, squared, error, memory)
+            memory = constant((weights, momentum, start, base))
+            gates = constant((alpha, eta, theta, added))
+            stable = self._stabilise(gates, torch.cat(flat, dim=-1), norm, error, memory)
             decision = decision._replace(factor=product(decision.factor, stable))
             theta = theta * stable
-        trace = make_trace(Surprise(loss, squared.sqrt()), decision)
+        trace = make_trace(Surprise(loss, norm), decision)
 
         steps, states, momenta = [], [], []
         for w, s, w0, g in zip(weights, momentum, base, gradients, strict=True):
@@ -240,35 +240,34 @@ class _Chunks:
         at = tuple(w.detach() for w in start) if options.gradient == "truncated" else tuple(start)
         per_token = vmap(grad_and_value(surprise), in_dims=(None, 0, 0))
         gradients, loss = vmap(per_token)(at, keys, values)
-        with torch.no_grad():
-            output = vmap(self.network.apply)(at, keys)
-            residue = output - values + (keys if options.residual else 0)
-            slope = torch.func.grad(lambda r: loss_value(r, options).sum())(residue)
-        return gradients, loss, slope
+        weights, key, value = constant((list(at), keys, values))
+        output = vmap(self.network.apply)(tuple(weights), key)
+        residue = output - value + (key if options.residual else 0)
+        return gradients, loss, loss_slope(residue, options)
 
     def _stabilise(
         self,
         gates: tuple[Tensor, Tensor, Tensor, Tensor],
-        flat: list[Tensor],
-        squared: Tensor,
+        gradient: Tensor,
+        norm: Tensor,
         error: Tensor,
         memory: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]],
     ) -> Tensor:
         """The stabiliser's factor on theta, token by token (`ops.reference_options` defines it)."""
         alpha, eta, theta, added = gates
         tiny = torch.finfo(theta.dtype).tiny
-        gradient = torch.cat(flat, dim=-1)
         w, s, start, base = (torch.cat([t.flatten(1) for t in part], dim=-1) for part in memory)
         rest = base if self.options.forget_towards == "initial" else torch.zeros_like(base)
-        by_size = 2 / error.square().sum(-1).clamp_min(tiny)
-        limit = stable_step(eta, theta, squared, by_size, self.options)
+        size = torch.linalg.vector_norm(error, dim=-1).clamp_min(tiny)
+        limit, _ = stable_step(eta, theta, 2 * (norm / size).square(), self.options)
         in_the_end = eta * (1 + momentum_to_come(eta))
         factors = []
         for t in range(theta.shape[1]):
             keep, hold = 1 - alpha[:, t, None], eta[:, t, None]
             before = rest + keep * (w - rest) + in_the_end[:, t, None] * s
-            moved = (gradient[:, t] * (before - start)).sum(-1)
-            factors.append(limit[:, t] * (1 + moved * by_size[:, t]))
+            by_size = 1 / size[:, t]
+            moved = (gradient[:, t] * by_size[:, None] * (before - start)).sum(-1)
+            factors.append(limit[:, t] * (1 + 2 * moved * by_size))
             s = hold * s - (theta[:, t] * factors[-1])[:, None] * gradient[:, t]
             w = rest + keep * (w - rest) + added[:, t, None] * s
         return torch.stack(factors, dim=1)

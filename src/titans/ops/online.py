@@ -30,9 +30,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from titans.ops.checks import check_scan, eager
+from titans.ops.derivatives import by_hand, is_recorded, through
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import from_rows, to_rows
-from titans.ops.scan.mixing import running_products, running_products_backward
+from titans.ops.scan.mixing import differentiable_products
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
 
@@ -227,7 +228,8 @@ def scan_rows(
     system = (before * met[:, :, :size]).tril(-1)
     eye = torch.eye(size, dtype=k.dtype, device=k.device)
     solve = torch.linalg.solve_triangular(system + eye, eye, upper=False, unitriangular=True)
-    reads, errors, end = _Chain.apply(  # type: ignore[misc]
+    chain = _Chain.apply if by_hand() else _chain
+    reads, errors, end = chain(  # type: ignore[misc]
         asked,
         v,
         solve,
@@ -262,22 +264,7 @@ def _one_token(
 
 def _products(factors: Tensor) -> Tensor:
     """Running products per block."""
-    return _RunningProducts.apply(factors.flatten(0, 1)).unflatten(0, factors.shape[:2])  # type: ignore[union-attr,no-any-return]
-
-
-class _RunningProducts(torch.autograd.Function):
-    """`running_products` with a derivative that divides by nothing: a factor may be zero."""
-
-    @staticmethod
-    def forward(ctx: Any, factors: Tensor) -> Tensor:
-        products = running_products(factors)
-        ctx.save_for_backward(products)
-        return products
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (products,) = ctx.saved_tensors
-        return running_products_backward(products, grad.clone())
+    return differentiable_products(factors.flatten(0, 1)).unflatten(0, factors.shape[:2])
 
 
 class _Chain(torch.autograd.Function):
@@ -318,13 +305,17 @@ class _Chain(torch.autograd.Function):
             written = _spread(last[:, i], error)
             after = _carried(states[:, i], carry[:, i])
             states[:, i + 1] = after.baddbmm_(written.mT, asked[:, i, :size])
-        ctx.save_for_backward(asked, v, solve, reading, left, last, carry, states, found, errors)
+        given = (asked, v, solve, reading, left, last, carry, state)
+        ctx.save_for_backward(*given, states, found, errors)
         return reads, errors, states[:, -1].clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         d_reads, d_errors, d_state = grads
-        asked, v, solve, reading, left, last, carry, states, found, errors = ctx.saved_tensors
+        *given, states, found, errors = ctx.saved_tensors
+        if is_recorded():
+            return through(_chain, given, grads)  # type: ignore[return-value]
+        asked, v, solve, reading, left, last, carry, _ = given
         count, size = v.shape[1:3]
         d_errors = torch.matmul(reading.mT, d_reads).add_(d_errors)
         d_known = torch.cat((torch.empty_like(v), d_reads), dim=2)
@@ -354,6 +345,28 @@ class _Chain(torch.autograd.Function):
             _d_carry(states[:, :-1], d_states[:, 1:], carry.shape[-1]),
             d_states[:, 0],
         )
+
+
+def _chain(
+    asked: Tensor,
+    v: Tensor,
+    solve: Tensor,
+    reading: Tensor,
+    left: Tensor,
+    last: Tensor,
+    carry: Tensor,
+    state: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`_Chain` in plain operations."""
+    size, reads, errors = v.shape[2], [], []
+    for i in range(v.shape[1]):
+        known = _weighted(left[:, i], asked[:, i] @ state.mT)
+        error = solve[:, i] @ (v[:, i] - known[:, :size])
+        errors.append(error)
+        reads.append(known[:, size:] + reading[:, i] @ error)
+        written = _spread(last[:, i], error)
+        state = _carried(state, carry[:, i]) + written.mT @ asked[:, i, :size]
+    return torch.stack(reads, dim=1), torch.stack(errors, dim=1), state
 
 
 def _weighted(weights: Tensor, parts: Tensor) -> Tensor:

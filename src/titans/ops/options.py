@@ -49,7 +49,10 @@ class ScanOptions:
     """A token whose step size (theta) is below this is a full no-op."""
     step_limit: float | None = None
     """Stabiliser. A write undoes at most this share of its own error, and only what the writes
-    before it in its chunk have left of that error (docs/decisions/0003-stabiliser.md)."""
+    before it in its chunk have left of that error (docs/decisions/0003-stabiliser.md). This is
+    first order: exact for one layer. Layers multiply, so that a deep memory can still overshoot if
+    values are far from what it answers (1e4 at depth 4 was read back as 1e12): keep values near
+    the size of a first answer, as the layer's `value_norm` does."""
     read: ReadOrder = "after"
     """Read each token after its own write (eq. 15) or before it."""
     gradient: GradientMode = "full"

@@ -8,10 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans.ops.checks import check_scan, eager
+from titans.ops.derivatives import is_transformed
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
-from titans.ops.scan import mixing
-from titans.ops.scan.chunk import Gradients, grad_norm_squared, loss_value, take_gradients
+from titans.ops.scan import mixing, scan_memory
+from titans.ops.scan.chunk import Gradients, grad_norm, loss_value, take_gradients
 from titans.ops.scan.layout import bias_pattern, pack, stack, unstack
 from titans.ops.scan.stabiliser import project_on_gradients, stabilise
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
@@ -52,6 +53,19 @@ def step(
         timed_writes,
         options,
     )
+    if is_transformed():
+        found = scan_memory(
+            timed[0],
+            timed[1],
+            timed[2],
+            timed_gates,
+            state,
+            chunk_size=chunk_size,
+            mask=timed_mask,
+            write_mask=timed_writes,
+            options=options,
+        )
+        return found[0][:, 0], found[1], found[2].map(lambda t: t[:, 0])
     with torch.autocast(device_type=key.device.type, enabled=False):
         inputs = [t.to(state.dtype).flatten(0, 1) for t in (query, key, value, *gates)]
         if not options.momentum:
@@ -79,17 +93,15 @@ def _absorb(
     opens = state.position % chunk_size == 0
     chunk_weights = _choose(opens, state.weights, state.chunk_weights)
     start = stack(chunk_weights)
-    if options.gradient == "truncated":
-        start = [w.detach() for w in start]
     gradients = take_gradients(key[:, None], value[:, None], start, biased, options)
     loss = loss_value(gradients.residue, options)
     gates = (alpha[:, None], eta[:, None], theta[:, None])
     with torch.no_grad():
-        squared = grad_norm_squared(gradients, options)
+        norm = grad_norm(gradients, options)
         flat = None if active is None else active.flatten()[:, None]
-        decision = decide(flat, loss.detach(), squared, options)
+        decision = decide(flat, loss.detach(), norm, options)
         if options.step_limit is not None:
-            decision = _stabilised(decision, squared, gates, gradients, start, state, options)
+            decision = _stabilised(decision, gates, gradients, start, state, options)
     acting = acting_gates(gates[0], gates[1], decision.active)
     theta = gates[2] if decision.factor is None else gates[2] * decision.factor
 
@@ -106,14 +118,13 @@ def _absorb(
         chunk_weights=_choose(closes, new_weights, chunk_weights),
         position=state.position + 1,
     )
-    surprise = Surprise(loss, squared.sqrt())
+    surprise = Surprise(loss, norm)
     trace = make_trace(surprise, decision).map(lambda t: t.view(batch, heads))
     return output, trace, after
 
 
 def _stabilised(
     decision: Decision,
-    squared: Tensor,
     gates: tuple[Tensor, Tensor, Tensor],
     gradients: Gradients,
     start: list[Tensor],
@@ -127,7 +138,7 @@ def _stabilised(
     packed = pack(state, base, options.momentum)
     moved = project_on_gradients(gradients, packed, start, base, options)
     theta = theta if decision.factor is None else theta * decision.factor
-    stable = stabilise(eta, theta, squared, gradients, mixed, moved, options)
+    stable = stabilise(eta, theta, gradients, mixed, moved, options)
     return decision._replace(factor=product(decision.factor, stable))
 
 

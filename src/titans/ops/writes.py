@@ -50,7 +50,7 @@ def needs_loss(options: ScanOptions) -> bool:
 def needs_norm(options: ScanOptions) -> bool:
     """Does a write depend on the norm of its gradient?"""
     by_norm = options.surprise_threshold is not None and options.surprise_measure == "grad_norm"
-    return by_norm or options.max_grad_norm is not None or options.step_limit is not None
+    return by_norm or options.max_grad_norm is not None
 
 
 class Decision(NamedTuple):
@@ -65,7 +65,7 @@ class Decision(NamedTuple):
 
 
 def decide(
-    active: Tensor | None, loss: Tensor | None, norm_squared: Tensor | None, options: ScanOptions
+    active: Tensor | None, loss: Tensor | None, norm: Tensor | None, options: ScanOptions
 ) -> Decision:
     """Apply the surprise threshold and clipping; the stabiliser comes after (`stable_step`).
 
@@ -73,7 +73,7 @@ def decide(
     """
     written = active
     if options.surprise_threshold is not None:
-        measure = loss if options.surprise_measure == "loss" else _root(norm_squared)
+        measure = loss if options.surprise_measure == "loss" else norm
         assert measure is not None
         surprised = (measure > options.surprise_threshold).to(measure.dtype)
         written = surprised if active is None else active * surprised
@@ -81,7 +81,6 @@ def decide(
             active = written
     factor = written
     if options.max_grad_norm is not None:
-        norm = _root(norm_squared)
         assert norm is not None
         tiny = torch.finfo(norm.dtype).tiny
         clip = (options.max_grad_norm / norm.clamp_min(tiny)).clamp_max(1.0)
@@ -96,10 +95,6 @@ def make_trace(surprise: Surprise, decision: Decision) -> Trace:
     return Trace(surprise, active.bool(), written.bool(), factor.to(ones.dtype))
 
 
-def _root(squared: Tensor | None) -> Tensor | None:
-    return None if squared is None else squared.sqrt()
-
-
 def product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Two factors as one; None counts as one."""
     if first is None or second is None:
@@ -108,17 +103,17 @@ def product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def stable_step(
-    eta: Tensor, theta: Tensor, norm_squared: Tensor, twice_by_size: Tensor, options: ScanOptions
-) -> Tensor:
+    eta: Tensor, theta: Tensor, gain: Tensor, options: ScanOptions
+) -> tuple[Tensor, Tensor]:
     """The stabiliser's first factor: a write undoes at most `step_limit` of its own error.
 
-    `twice_by_size` is 2 / |e|^2, so that `norm_squared * twice_by_size` is the share of its error
-    that a step of one undoes. Momentum repeats a write 1 / (1 - eta) times.
+    `gain` is the share of its error that a step of one undoes. Momentum repeats a write
+    1 / (1 - eta) times. Also gives the share that is then undone.
     """
     assert options.step_limit is not None
     largest = options.step_limit * (1 - eta)
-    taken = (theta * norm_squared * twice_by_size).clamp_min(torch.finfo(theta.dtype).tiny)
-    return (largest / taken).clamp_max(1.0)
+    taken = (theta * gain).clamp_min(torch.finfo(theta.dtype).tiny)
+    return (largest / taken).clamp_max(1.0), torch.minimum(taken, largest)
 
 
 LONGEST_MOMENTUM = 100.0

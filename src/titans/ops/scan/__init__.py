@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from titans.ops import reference_options
 from titans.ops.checks import check_scan, eager
+from titans.ops.derivatives import by_hand, is_mapped
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
-from titans.ops.scan.loop import ChunkScan
+from titans.ops.scan.loop import ChunkScan, plain_scan
 from titans.ops.scan.plan import Plan, RaggedRows, align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
@@ -50,6 +52,19 @@ def scan_memory(
     """
     options = options or ScanOptions()
     check_scan(queries, keys, values, gates, state, chunk_size, mask, write_mask, options)
+    if any(map(is_mapped, (mask, write_mask, state.position))):
+        # Where a row stands is not known under vmap: token by token that does not matter.
+        return reference_options.scan_memory(
+            queries,
+            keys,
+            values,
+            gates,
+            state,
+            chunk_size=chunk_size,
+            mask=mask,
+            write_mask=write_mask,
+            options=options,
+        )
     result_dtype = values.dtype
     with torch.autocast(device_type=keys.device.type, enabled=False):
         dtype = state.dtype
@@ -139,7 +154,8 @@ class ChunkRun:
         arguments += pack(state, base, self.options.momentum)
         arguments += stack(state.chunk_weights) if resumed else []
         arguments += base or []
-        output, loss, norm, written, factor, *memory = ChunkScan.apply(plan, *arguments)  # type: ignore[misc]
+        scan = ChunkScan.apply if by_hand() else plain_scan
+        output, loss, norm, written, factor, *memory = scan(plan, *arguments)  # type: ignore[misc]
         weights, momentum = unpack(memory[: len(biased)], base, self.options.momentum)
         start = unstack(memory[len(biased) :], biased, batch)
         state = state.replace(weights=unstack(weights, biased, batch))

@@ -14,11 +14,13 @@ their derivatives are one matmul each; without momentum there is only the weight
 A bias is a weight on a constant input of one. Derivation: ops/README.md.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
+from titans.ops.derivatives import is_recorded
 from titans.ops.options import ScanOptions
 from titans.ops.scan.mixing import Coefficients
 
@@ -73,14 +75,16 @@ def take_gradients(
 ) -> Gradients:
     """Run the memory at `start` on the keys and the error back through it (eq. 12)."""
     depth = len(start)
+    if options.gradient == "truncated":
+        start = [w.detach() for w in start]
     inputs, pre, active = [with_ones(keys, biased[0])], [], []
     for layer in range(depth - 1):
         pre.append(torch.bmm(inputs[-1], start[layer].mT))
         active.append(silu(pre[-1]))
         inputs.append(with_ones(active[-1].value, biased[layer + 1]))
-    residue = torch.bmm(inputs[-1], start[-1].mT).sub_(values)
+    residue = torch.bmm(inputs[-1], start[-1].mT) - values
     if options.residual:
-        residue += keys
+        residue = residue + keys
     deltas, back = [loss_slope(residue, options)], []
     for layer in range(depth - 2, -1, -1):
         weight = start[layer + 1]
@@ -117,10 +121,18 @@ def written_pairs(gradients: Gradients, options: ScanOptions) -> list[tuple[Tens
     return [pair for pair, is_written in zip(pairs, written, strict=True) if is_written]
 
 
-def grad_norm_squared(gradients: Gradients, options: ScanOptions) -> Tensor:
-    """|grad l|^2 over all written layers, `[n b]`: each has rank one, so no matrix is formed."""
-    pairs = written_pairs(gradients, options)
-    return sum(a.square().sum(-1) * d.square().sum(-1) for a, d in pairs)  # type: ignore[return-value]
+def grad_norm(gradients: Gradients, options: ScanOptions) -> Tensor:
+    """|grad l| over all written layers, `[n b]`: each has rank one, so no matrix is formed."""
+    norm, pairs = torch.linalg.vector_norm, written_pairs(constant(gradients), options)
+    return norm(torch.stack([norm(a, dim=-1) * norm(d, dim=-1) for a, d in pairs]), dim=0)
+
+
+Constants = TypeVar("Constants")
+
+
+def constant(found: Constants) -> Constants:
+    """The tensors in tuples and lists, as constants for the outer gradient."""
+    return tree_map_only(Tensor, Tensor.detach, found)
 
 
 class ReadRows(NamedTuple):
@@ -222,17 +234,27 @@ def carry_memory(
     written: tuple[bool, ...],
     into: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Weights and momentum after the chunk's last token (eq. 13, 14), put `into` there if given."""
+    """Weights and momentum after the chunk's last token (eq. 13, 14), put `into` there if given.
+
+    They are written in place, except where autograd goes through it.
+    """
     write, push = mixed.mix[:, -1] * theta, mixed.momentum[:, -1] * theta
     beta, u, carry = (g[:, -1, None, None] for g in (mixed.beta, mixed.u, mixed.carry))
     after, tracks = [], tracks_of(packed, gradients, write, push)
-    with_momentum = has_momentum(packed, gradients)
+    with_momentum, recorded = has_momentum(packed, gradients), is_recorded()
     for layer, both in enumerate(packed):
         if not written[layer]:
             after.append(both.clone() if into is None else into[layer].copy_(both))
             continue
         a, delta = gradients.inputs[layer], gradients.deltas[layer]
         left = halves(beta, carry, both) if with_momentum else beta
+        if recorded:
+            moved = both * left
+            if with_momentum:
+                pushed = both.chunk(2, dim=-1)[1] * u
+                moved = moved + torch.cat((pushed, torch.zeros_like(pushed)), dim=-1)
+            after.append(torch.baddbmm(moved, delta.mT, scaled(a, tracks), alpha=-1))
+            continue
         moved = both * left if into is None else torch.mul(both, left, out=into[layer])
         if with_momentum:
             weight, momentum = moved.chunk(2, dim=-1)[0], both.chunk(2, dim=-1)[1]

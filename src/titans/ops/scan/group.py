@@ -8,13 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from titans.ops.derivatives import is_recorded
 from titans.ops.options import ScanOptions
 from titans.ops.scan import mixing
 from titans.ops.scan.chunk import (
     Gradients,
     ReadRows,
     carry_memory,
-    grad_norm_squared,
+    constant,
+    grad_norm,
     loss_value,
     read_chunk,
     read_rows,
@@ -87,7 +89,7 @@ class Written(NamedTuple):
     active: Tensor | None
     written: Tensor | None
     factor: Tensor | None
-    norm_squared: Tensor | None
+    grad_norm: Tensor | None
 
 
 def write_chunk(
@@ -106,19 +108,20 @@ def write_chunk(
     biased, options = plan.biased, plan.options
     at = chunk_start(packed, base, plan) if start is None else start
     gradients = take_gradients(tokens.keys, tokens.values, at, biased, options)
-    loss = loss_value(gradients.residue, options) if needs_loss(options) else None
-    squared = grad_norm_squared(gradients, options) if needs_norm(options) else None
-    active, is_written, factor = decide(tokens.active, loss, squared, options)
+    loss = loss_value(gradients.residue.detach(), options) if needs_loss(options) else None
+    norm = grad_norm(gradients, options) if needs_norm(options) else None
+    active, is_written, factor = decide(tokens.active, loss, norm, options)
     if mixed is None:
         mixed = mixing.coefficients(*acting_gates(tokens.alpha, tokens.eta, active), active)
     theta = tokens.theta if factor is None else tokens.theta * factor
     if options.step_limit is not None:
-        assert squared is not None
-        moved = project_on_gradients(gradients, packed, start, base, options)
-        stable = stabilise(tokens.eta, theta, squared, gradients, mixed, moved, options)
+        met = constant((gradients, packed, start, base))
+        moved = project_on_gradients(*met, options)
+        now = constant((tokens.eta, theta, met[0], mixed))
+        stable = stabilise(*now, moved, options)
         factor, theta = product(factor, stable), theta * stable
     after = carry_memory(packed, gradients, mixed, theta, plan.written, into)
-    return Written(gradients, mixed, theta, active, is_written, factor, squared), after
+    return Written(gradients, mixed, theta, active, is_written, factor, norm), after
 
 
 def group_forward(
@@ -166,15 +169,15 @@ def _group_trace(
     count: int,
     options: ScanOptions,
 ) -> GroupTrace:
-    squared = join_or_none([w.norm_squared for w in written])
-    if squared is None:
-        squared = grad_norm_squared(gradients, options)
+    norm = join_or_none([w.grad_norm for w in written])
+    if norm is None:
+        norm = grad_norm(gradients, options)
     by_surprise = None
     if options.surprise_threshold is not None:
         by_surprise = join_or_none([w.written for w in written])
     return GroupTrace(
         uncut_rows(loss_value(gradients.residue, options), count),
-        uncut_rows(squared.sqrt(), count),
+        uncut_rows(norm, count),
         None if by_surprise is None else uncut_rows(by_surprise, count),
         None if factor is None else uncut_rows(factor, count),
     )
@@ -189,8 +192,8 @@ class _Memories:
     def __init__(self, packed: list[Tensor], count: int) -> None:
         self.found, self.count = [packed], count
         self.rows: list[Tensor] | None = None
-        # Compiled code plans its own memory.
-        if count > 1 and not torch.compiler.is_compiling():
+        # Compiled code plans its own memory; autograd's own derivative needs each as it was.
+        if count > 1 and not torch.compiler.is_compiling() and not is_recorded():
             self.rows = [p.new_empty(count * p.shape[0], *p.shape[1:]) for p in packed]
             for row, p in zip(self.rows, packed, strict=True):
                 chunk_part(row, 0, count).copy_(p)

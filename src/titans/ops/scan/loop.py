@@ -6,12 +6,13 @@ per token.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from titans.ops.derivatives import is_recorded, through
 from titans.ops.options import ScanOptions
 from titans.ops.scan.chunk_backward import Kept
 from titans.ops.scan.group import (
@@ -61,45 +62,25 @@ class ChunkScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:  # noqa: D102
-        tokens, packed, start, base = _unpack(plan, tensors)
         run, _ = _group_functions(plan.options)
-        outputs: list[Tensor] = []
-        traces: list[GroupTrace] = []
         borders: list[Border] = []
-        begin, given, last = 0, start, packed
-        for group in plan.groups:
-            length = plan.pieces[group.start]
-            end = begin + length * len(group)
-            given = start if group.start == 0 and plan.resumed else None
-            found = run(tokens.slice(begin, end), len(group), packed, given, base, plan)
-            if any(ctx.needs_input_grad):
-                memories = found.memories if length >= SMALL_CHUNK else None
-                borders.append(
-                    Border(begin, packed, memories, found.active, found.factor, found.kept)
-                )
-            last = [chunk_part(m, len(group) - 1, len(group)) for m in found.memories]
-            packed, begin = found.packed, end
-            outputs.append(found.outputs)
-            traces.append(found.trace)
-        last_start = chunk_start(last, base, plan) if given is None else given
+        keep = borders.append if any(ctx.needs_input_grad) else None
+        found = _run_groups(plan, _detached(tensors), run, keep)
         ctx.plan, ctx.borders = plan, borders
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        output = torch.cat(outputs, dim=1)
-        trace = [
-            output.new_zeros(0) if same[0] is None else torch.cat(same, dim=1)
-            for same in zip(*traces, strict=True)
-        ]
-        ctx.mark_non_differentiable(*trace[1:])
-        return output, *trace, *packed, *(w.clone() for w in last_start)
+        ctx.mark_non_differentiable(*found[2:5])
+        return found
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(  # noqa: D102  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
-        tokens, packed, start, base = _unpack(plan, ctx.saved_tensors)
+        if is_recorded():
+            plain = partial(plain_scan, plan)
+            return (None, *through(plain, ctx.saved_tensors, grads))
+        tokens, packed, start, base = _unpack(plan, _detached(ctx.saved_tensors))
         run, run_backward = _group_functions(plan.options)
         d_outputs, d_loss = grads[:2]
         d_packed = _or_zeros(grads[5 : 5 + plan.depth], packed)
@@ -136,12 +117,52 @@ class ChunkScan(torch.autograd.Function):
         return (None, *d_tokens, None, *d_packed, *by_start, *(d_base or []))
 
 
+def plain_scan(plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """`ChunkScan` in plain operations, for derivatives of any order and any kind."""
+    return _run_groups(plan, tensors, group_forward, None)
+
+
+def _run_groups(
+    plan: Plan,
+    tensors: tuple[Tensor | None, ...],
+    run: Callable[..., GroupResult],
+    keep: Callable[[Border], None] | None,
+) -> tuple[Tensor, ...]:
+    """All groups, one after the other; `keep` is given what the backward needs of each."""
+    tokens, packed, start, base = _unpack(plan, tensors)
+    outputs: list[Tensor] = []
+    traces: list[GroupTrace] = []
+    begin, given, last = 0, start, packed
+    for group in plan.groups:
+        length = plan.pieces[group.start]
+        end = begin + length * len(group)
+        given = start if group.start == 0 and plan.resumed else None
+        found = run(tokens.slice(begin, end), len(group), packed, given, base, plan)
+        if keep is not None:
+            memories = found.memories if length >= SMALL_CHUNK else None
+            keep(Border(begin, packed, memories, found.active, found.factor, found.kept))
+        last = [chunk_part(m, len(group) - 1, len(group)) for m in found.memories]
+        packed, begin = found.packed, end
+        outputs.append(found.outputs)
+        traces.append(found.trace)
+    last_start = chunk_start(last, base, plan) if given is None else given
+    output = torch.cat(outputs, dim=1)
+    trace = [
+        output.new_zeros(0) if same[0] is None else torch.cat(same, dim=1)
+        for same in zip(*traces, strict=True)
+    ]
+    return output, *trace, *packed, *(w.clone() for w in last_start)
+
+
+def _detached(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    # `torch.compile` looks at the .grad of what it is given, and warns.
+    return tuple(None if t is None else t.detach() for t in tensors)
+
+
 def _unpack(
-    plan: Plan, tensors: tuple[Tensor | None, ...]
+    plan: Plan, plain: tuple[Tensor | None, ...]
 ) -> tuple[Tokens, list[Tensor], list[Tensor] | None, list[Tensor] | None]:
-    # Detached: `torch.compile` looks at the .grad of what it is given, and warns.
-    plain = [None if t is None else t.detach() for t in tensors]
-    tokens, rest, depth = Tokens(*plain[:7]), plain[7:], plan.depth  # type: ignore[arg-type]
+    tokens, rest, depth = Tokens(*plain[:7]), list(plain[7:]), plan.depth  # type: ignore[arg-type]
     packed = rest[:depth]
     start = rest[depth : 2 * depth] if plan.resumed else None
     base = rest[-depth:] if plan.has_base else None

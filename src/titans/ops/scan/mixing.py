@@ -5,10 +5,12 @@
 Tokens are `[n b]` with n = batch x heads, matrices `[n b b]`, lower triangular.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from titans.ops.derivatives import by_hand, is_recorded, through
 
 
 class Coefficients(NamedTuple):
@@ -53,6 +55,13 @@ def running_products(factor: Tensor) -> Tensor:
     size = factor.shape[1]
     if size == 1:
         return torch.ones_like(factor)[..., None]
+    if is_recorded():
+        # P = (I - diag(f) shift)^-1: a derivative of any order, and no division by a factor.
+        eye = torch.eye(size, dtype=factor.dtype, device=factor.device)
+        steps = eye - torch.diag_embed(factor[:, 1:], offset=-1)
+        return torch.linalg.solve_triangular(
+            steps, eye.expand_as(steps), upper=False, unitriangular=True
+        )
     below, lower = _masks(size, factor.device, factor.dtype)
     ladder = torch.addcmul(1 - below, below, factor[..., None])
     return ladder.cumprod(1).mul_(lower)
@@ -116,3 +125,23 @@ def running_products_backward(product: Tensor, grad: Tensor) -> Tensor:
     """The derivative by the factors; `grad` is overwritten."""
     inner = torch.bmm(product.mT, grad.tril_())
     return torch.nn.functional.pad((inner[:, 1:] * product[:, :-1]).sum(-1), (1, 0))
+
+
+class _RunningProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor) -> Tensor:
+        products = running_products(factor)
+        ctx.save_for_backward(factor, products)
+        return products
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        factor, products = ctx.saved_tensors
+        if is_recorded():
+            return through(lambda f: (running_products(f),), (factor,), (grad,))[0]
+        return running_products_backward(products, grad.clone())
+
+
+def differentiable_products(factor: Tensor) -> Tensor:
+    """`running_products` for autograd, with a derivative that divides by nothing."""
+    return _RunningProducts.apply(factor) if by_hand() else running_products(factor)  # type: ignore[no-any-return]

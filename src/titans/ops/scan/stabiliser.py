@@ -1,6 +1,8 @@
 """The stabiliser in a chunk's closed form: all factors on theta from one triangular system.
 
-`ops.reference_options` defines it token by token; ops/README.md derives this form.
+`ops.reference_options` defines it token by token; ops/README.md derives this form. Here every
+product is of vectors brought to unit length first, so that nothing overflows before its result does
+(values of 1e16, layers that multiply them).
 """
 
 from typing import NamedTuple
@@ -15,7 +17,8 @@ from titans.ops.writes import momentum_to_come, stable_step
 
 
 class Moved(NamedTuple):
-    """First-order change of each token's loss when the weights move, `<grad l_t, ...>`, `[n b]`."""
+    """First-order change of each token's loss when the weights move, `<grad l_t, ...> / |e_t|`,
+    `[n b]`; e is the loss's slope by the memory's output."""
 
     by_weights: Tensor
     """... by the (difference of the) weights that beta multiplies."""
@@ -23,6 +26,12 @@ class Moved(NamedTuple):
     """... by the momentum that u multiplies."""
     offset: Tensor
     """... by what no gate multiplies, less the chunk's start."""
+
+
+def error_size(gradients: Gradients) -> Tensor:
+    """|e_t|, `[n b]`, never zero."""
+    size = torch.linalg.vector_norm(gradients.deltas[-1], dim=-1)
+    return size.clamp_min(torch.finfo(size.dtype).tiny)
 
 
 def project_on_gradients(
@@ -38,10 +47,11 @@ def project_on_gradients(
     """
     by_weights, by_momentum, offset = [], [], []
     written = options.written_layers(len(packed))
+    size = error_size(gradients)[..., None]
     for layer, both in enumerate(packed):
         if not written[layer]:
             continue
-        a, delta = gradients.inputs[layer], gradients.deltas[layer]
+        a, delta = gradients.inputs[layer], gradients.deltas[layer] / size
         weight, *momentum = both.chunk(2 if options.momentum else 1, dim=-1)
         by_weights.append((torch.bmm(a, weight.mT) * delta).sum(-1))
         for half in momentum:
@@ -58,7 +68,6 @@ def project_on_gradients(
 def stabilise(
     eta: Tensor,
     theta: Tensor,
-    squared: Tensor,
     gradients: Gradients,
     mixed: Coefficients,
     moved: Moved,
@@ -67,25 +76,34 @@ def stabilise(
     """The stabiliser's factor on theta, `[n b]` (see `ops.reference_options`, which defines it).
 
     Token t writes `limit_t * share_t`, where its share depends on what the earlier tokens of the
-    chunk wrote: a unit lower-triangular system in the writes.
+    chunk wrote: a unit lower-triangular system in the writes, each times |grad l_t|.
     """
     tiny = torch.finfo(theta.dtype).tiny
-    twice_by_size = 2 / gradients.deltas[-1].square().sum(-1).clamp_min(tiny)
-    limit = stable_step(eta, theta, squared, twice_by_size, options)
+    size, norm = error_size(gradients), torch.linalg.vector_norm
+    pairs = [(a, d / size[..., None]) for a, d in written_pairs(gradients, options)]
+    lengths = [(norm(a, dim=-1), norm(d, dim=-1)) for a, d in pairs]
+    reach = torch.linalg.vector_norm(torch.stack([a * d for a, d in lengths]), dim=0)
+    reach = reach.clamp_min(tiny)
+    limit, undone = stable_step(eta, theta, 2 * reach.square(), options)
     kernel = None
-    for a, delta in written_pairs(gradients, options):
+    for (a, delta), (length, _) in zip(pairs, lengths, strict=True):
+        a = a / length.clamp_min(tiny)[..., None]
+        delta = delta * (length / reach)[..., None]
         layer = torch.bmm(a, a.mT) * torch.bmm(delta, delta.mT)
-        kernel = layer if kernel is None else kernel.add_(layer)
+        kernel = layer if kernel is None else kernel + layer
     assert kernel is not None
     # What one unit written at token i takes from the error of token t, in the end.
     later = momentum_to_come(eta)
     in_the_end = torch.addcmul(mixed.mix, later[..., None], mixed.momentum)
-    taken = (kernel.mul_(in_the_end) * twice_by_size[..., None]).tril(-1)
+    taken = (kernel * in_the_end).tril(-1)
     carried = mixed.beta * moved.by_weights + moved.offset
     carried = carried + torch.addcmul(mixed.u, later, mixed.carry) * moved.by_momentum
-    left = 1 + carried * twice_by_size
-    step = theta * limit
+    left = size + 2 * carried
     writes = torch.linalg.solve_triangular(
-        step[..., None] * taken, (step * left)[..., None], upper=False, unitriangular=True
+        undone[..., None] * taken,
+        (theta * limit * reach * left)[..., None],
+        upper=False,
+        unitriangular=True,
     )
-    return limit * (left - torch.bmm(taken, writes).squeeze(-1))
+    left = left - 2 * reach * torch.bmm(taken, writes).squeeze(-1)
+    return limit * (left / size)
