@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SUITES = ("kills",)
+SUITES = ("kills", "training")
 """The modules that declare them."""
 Trial = Callable[[Path, random.Random], str]
 SECONDS = 120.0
