@@ -35,6 +35,7 @@ from titans.evaluation.runner import run_task
 from titans.evaluation.subject import Reading, model_settings, weights_digest
 from titans.models import TitansConfig
 from titans.models.rules import build_memory
+from titans.settings import apply_settings
 
 VOCABULARY = 8_192
 TOKENS_PER_STEP = 4_096
