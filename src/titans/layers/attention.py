@@ -6,15 +6,18 @@ linear cost (block-local, no time x time mask), and attention inside a segment (
 never rotated. Layout outside: `[batch, time, heads, dim]`.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from titans.layers.rotary import rotate
 from titans.layers.rows import Rows, last_columns
+from titans.ops.derivatives import is_transformed
 
 
 class KeyValues(NamedTuple):
@@ -95,14 +98,19 @@ def attend(
     *,
     is_causal: bool = False,
 ) -> Float[Tensor, "batch time heads dim"]:
-    """Softmax attention; `mask` is True where a query sees a key."""
-    out = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        context.keys.transpose(1, 2),
-        context.values.transpose(1, 2),
-        attn_mask=None if mask is None else mask[:, None],
-        is_causal=is_causal,
-    )
+    """Softmax attention; `mask` is True where a query sees a key.
+
+    The fused kernels have one derivative: for the derivative of a derivative, call the model under
+    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. Under `torch.func` this is done here.
+    """
+    with sdpa_kernel(SDPBackend.MATH) if is_transformed() else nullcontext():
+        out = F.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            context.keys.transpose(1, 2),
+            context.values.transpose(1, 2),
+            attn_mask=None if mask is None else mask[:, None],
+            is_causal=is_causal,
+        )
     return out.transpose(1, 2)
 
 

@@ -24,6 +24,7 @@ from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
 from titans.ops.generic import NetworkMemory
+from titans.ops.state import widened
 from titans.ops.writes import may_act
 
 STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
@@ -190,7 +191,7 @@ class NeuralMemory(nn.Module):
         """The state before the first token of every row."""
         memory = MemoryState.from_parameters(self.initial_memory, batch)
         past = max(self.parts.conv_size - 1, 0)
-        like = self.query_proj.weight
+        like = widened(self.query_proj.weight[:0])
         return NeuralMemoryState(
             memory,
             like.new_zeros(batch, past, sum(self._widths)),
@@ -433,7 +434,7 @@ class NeuralMemory(nn.Module):
         """Norm -> gate -> projection (section 4.4)."""
         if self.parts.output_norm:
             out = self.output_norm(out)
-        y = out.flatten(-2)
+        y = out.flatten(-2).to(self.query_proj.weight.dtype)
         if self.parts.output_gate:
             y = y * torch.sigmoid(self.output_gate(x))
         return self.output_proj(y) if self.parts.output_proj else y

@@ -10,15 +10,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from titans.ops.derivatives import by_hand, is_recorded, through
+from titans.ops.state import widened
 
 _SHORTEST = 1e-12
-"""Vectors shorter than this are not stretched."""
+"""A vector shorter than this, or than its type's smallest normal number, has no direction."""
 
 
-def _stretch(x: Tensor, length: float) -> tuple[Tensor, Tensor]:
+def _stretch(x: Tensor, length: float, shortest: float) -> tuple[Tensor, Tensor]:
     """`x` at this length, and the factor that brought it there."""
     found = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    factor = length / found.clamp_min(_SHORTEST)
+    # Not by clamping: the derivative of a zero vector would be 1e12, an infinity in float16.
+    factor = torch.where(found < shortest, 0.0, length / found)
     return x * factor, factor
 
 
@@ -26,30 +28,28 @@ class _FixedLength(torch.autograd.Function):
     """The derivative of `fixed_length` in three passes over the data; autograd's own takes ten."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, length: float) -> tuple[Tensor, Tensor]:
-        y, factor = _stretch(x, length)
+    def forward(ctx: Any, x: Tensor, length: float, shortest: float) -> tuple[Tensor, Tensor]:
+        y, factor = _stretch(x, length, shortest)
         ctx.save_for_backward(y, factor)
         ctx.set_materialize_grads(False)
         ctx.length = length
         return y, factor
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, d_factor: Tensor | None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor | None, d_factor: Tensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Outputs alone are kept, so all of this can be differentiated again.
         y, factor = ctx.saved_tensors
         grad = torch.zeros_like(y) if grad is None else grad
         along = torch.linalg.vecdot(grad, y).unsqueeze(-1)
         along = along if d_factor is None else along + d_factor * factor
-        return torch.addcmul(grad, y, along, value=-(ctx.length**-2)).mul_(factor), None
+        return torch.addcmul(grad, y, along, value=-(ctx.length**-2)).mul_(factor), None, None
 
 
 def fixed_length(x: Float[Tensor, "*lead dim"], length: float = 1.0) -> Float[Tensor, "*lead dim"]:
-    """`x` brought to this length, in at least float32; zero stays zero."""
-    return (_FixedLength.apply if by_hand() else _stretch)(_wide(x), length)[0]  # type: ignore[index,no-any-return]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+    """`x` brought to this length, in at least float32; zero stays zero (derivative zero)."""
+    shortest = max(_SHORTEST, torch.finfo(x.dtype).tiny)
+    stretch = _FixedLength.apply if by_hand() else _stretch
+    return stretch(widened(x), length, shortest)[0]  # type: ignore[index,no-any-return]
 
 
 def _root_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -95,7 +95,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
         """Normalise the last axis."""
         norm = _RootMeanSquare.apply if by_hand() else _root_mean_square
-        return norm(_wide(x), self.weight, self.eps).to(x.dtype)  # type: ignore[union-attr,no-any-return]
+        return norm(widened(x), self.weight, self.eps).to(x.dtype)  # type: ignore[union-attr,no-any-return]
 
     def extra_repr(self) -> str:
         """Size and epsilon, for `print(model)`."""

@@ -102,6 +102,11 @@ def check_state(state: MemoryState, keys: Tensor, values: Tensor, options: ScanO
         raise StateError(
             f"the state is on {state.device}, the input on {keys.device}; use state.to(device)"
         )
+    if state.dtype.itemsize < 4:
+        raise StateError(
+            f"the state is {state.dtype}, in which small writes would be lost; "
+            "use state.to(dtype=torch.float32)"
+        )
     if keys.dtype == torch.float64 and state.dtype != torch.float64:
         raise StateError(
             f"the input is float64, the state {state.dtype}; use state.to(dtype=torch.float64)"

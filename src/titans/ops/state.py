@@ -23,6 +23,11 @@ FORMAT = "titans.memory_state"
 FORMAT_VERSION = 1
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """In at least float32: what adds up over thousands of tokens, and what is solved for."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 class Gates(NamedTuple):
     """The three data-dependent gates of the update rule, one number per token and head."""
 
@@ -103,10 +108,13 @@ class MemoryState:
 
     @classmethod
     def from_parameters(cls, parameters: Sequence[Tensor], batch: int) -> "MemoryState":
-        """Like `initial`, from the flat parameters of any memory network, each `[heads, ...]`."""
+        """Like `initial`, from the flat parameters of any memory network, each `[heads, ...]`.
+
+        Parameters in half precision give a state in float32.
+        """
         if not parameters:
             raise ValueError("a memory needs at least one layer, got none")
-        weights = tuple(p.expand(batch, *p.shape) for p in parameters)
+        weights = tuple(widened(p).expand(batch, *p.shape) for p in parameters)
         first = parameters[0]
         return cls(
             weights=weights,
