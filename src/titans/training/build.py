@@ -4,7 +4,7 @@ import typing
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
+from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerBase
 
 from titans.data.streams import TrainingData
@@ -75,7 +75,7 @@ def build_model(config: RunConfig, data: TrainingData) -> TitansForCausalLM:
             "data.carry_state with model.variant 'transformer': full attention would have to keep "
             "every token it ever read; use swa or a model with a memory"
         )
-    torch.manual_seed(config.seed)
+    set_seed(config.seed)
     return TitansForCausalLM(settings)
 
 
