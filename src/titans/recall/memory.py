@@ -37,7 +37,7 @@ from titans.recall.search.assembly import Assembly
 from titans.recall.search.fusion import load_fusion
 from titans.recall.search.search import Hits, Searcher
 from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
-from titans.recall.text.passages import encode_passages
+from titans.recall.text.passages import MAX_CHARS, encode_passages
 from titans.recall.text.words import parse_time
 from titans.recall.writing import NewText, refuse_other_text, write_text
 
@@ -126,6 +126,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         time: datetime | str | None = None,
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Record:
         """Store a text and write it into the neural memory if it is surprising.
 
@@ -133,6 +134,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             time: when it was said; without a zone it is UTC; now by default.
             id: the same id and text again change nothing; with another text it is an error.
             metadata: anything JSON can hold.
+            progress: called with (passages encoded, passages to encode) of a long text.
         """
         when = _checked(text, speaker, time, id, metadata)
         record_id = id or uuid.uuid4().hex
@@ -140,7 +142,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             known = self._known(record_id, text) if id else None
             if known is not None:
                 return known
-            passages = encode_passages(self.encoder, self.config.pooling, speaker, text)
+            passages = encode_passages(self.encoder, self.config.pooling, speaker, text, progress)
             new = NewText(record_id, text, speaker, when, metadata, passages)
             return self._write(new)[0]
 
@@ -218,6 +220,8 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             raise ValueError(f"k must be at least 1, got {k}")
         if not query.strip():
             raise ValueError("query is empty: ask something")
+        if len(query) > MAX_CHARS:
+            raise ValueError(f"query has {len(query):,} characters, at most {MAX_CHARS:,}: cut it")
         if threshold is not None and not 0 <= threshold <= 1:
             raise ValueError(f"threshold must be in [0, 1], got {threshold}")
         wanted = _filter(before, after, speaker, metadata)
@@ -464,6 +468,11 @@ def _check_text(text: str, metadata: dict[str, Any] | None) -> None:
         raise DataError(f"text must be a str, got {type(text).__name__}")
     if not text.strip():
         raise DataError("text is empty: there is nothing to remember")
+    if len(text) > MAX_CHARS:
+        raise DataError(
+            f"text has {len(text):,} characters, at most {MAX_CHARS:,}: remember it in parts, such "
+            "as chapters"
+        )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

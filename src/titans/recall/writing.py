@@ -63,7 +63,7 @@ def write_text(replica: Replica, new: NewText) -> Written:
             *(written, reason, duplicate, successor),
         )
         data = observed.write.to_bytes() if written else None
-        passages = [passage.to_stored() for passage in new.passages]
+        passages = (passage.to_stored() for passage in new.passages)
         seq = store.add_record(scope_id, record, passages, data)
         state = replica.neural.absorb(replica.state, observed.write) if written else None
         snapshot_is_due = replica.writes_since_snapshot + 1 >= config.snapshot_every

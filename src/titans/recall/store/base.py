@@ -5,7 +5,7 @@ memory: it keeps texts, numbers and bytes. Every operation on records names its 
 that `head` or `create_scope` gave; nothing of one scope is ever returned for another.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +194,7 @@ class Store(Protocol):
         self,
         scope_id: int,
         record: StoredRecord,
-        passages: Sequence[StoredPassage],
+        passages: Iterable[StoredPassage],
         neural_write: bytes | None,
     ) -> int:
         """Store a record with everything that belongs to it.

@@ -7,7 +7,7 @@ query names its scope. The store knows no encoder and no memory: it keeps bytes.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class SQLiteStore(Connection):
         self,
         scope_id: int,
         record: StoredRecord,
-        passages: Sequence[StoredPassage],
+        passages: Iterable[StoredPassage],
         neural_write: bytes | None,
     ) -> int:
         """Store a record with everything that belongs to it; returns its seq."""

@@ -5,7 +5,7 @@ token, the bare one only those of the text itself, the token vectors stay apart 
 interaction (each word of a question looks for its own best match).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +22,10 @@ TOKEN_DIM = 128
 """Width of a stored token vector: a random projection, eight bits a number."""
 IS_QUESTION, TELLS_WHEN = 1, 2
 """Flags of a passage."""
-ENCODE_BATCH = 16
+ENCODE_BATCH = 4
+"""Passages in one pass of the encoder: more are not faster on a processor, and take more memory."""
+MAX_CHARS = 1_000_000
+"""Of one text; its passages are in memory at once until they are stored."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,17 @@ class EncodedPassage:
 
 
 def encode_passages(
-    encoder: Encoder, pooling: Pooling, speaker: str | None, text: str
+    encoder: Encoder,
+    pooling: Pooling,
+    speaker: str | None,
+    text: str,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[EncodedPassage]:
-    """The passages of a text, in order; a text that fits is one passage."""
+    """The passages of a text, in order; a text that fits is one passage.
+
+    Args:
+        progress: called with (passages encoded, passages to encode).
+    """
     prefix = f"{speaker}: " if speaker else ""
     parts = split_passages(encoder, prefix, text)
     found: list[EncodedPassage] = []
@@ -56,6 +67,8 @@ def encode_passages(
             _passage(part, tokens, len(prefix), pooling)
             for part, tokens in zip(batch, encoded, strict=True)
         )
+        if progress is not None:
+            progress(len(found), len(parts))
     return found
 
 
