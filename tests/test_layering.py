@@ -1,4 +1,4 @@
-"""Imports point one way: ops <- layers <- models <- training, evaluation, analysis <- cli."""
+"""Imports point one way: ops <- layers <- models <- training, evaluation, server <- cli."""
 
 import ast
 from pathlib import Path
@@ -18,8 +18,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"ops", "layers", "models", "data"},
     "analysis": {"ops", "layers", "models", "data"},
     "recall": {"ops", "layers"},
+    "server": {"ops", "layers", "models", "analysis", "recall"},
     "evaluation": {"ops", "layers", "models", "data", "training", "recall"},
-    "cli": {"ops", "layers", "models", "data", "training", "analysis", "recall", "evaluation"},
+    "cli": {
+        "ops",
+        "layers",
+        "models",
+        "data",
+        "training",
+        "analysis",
+        "recall",
+        "evaluation",
+        "server",
+    },
 }
 """Package -> packages that it may import, besides itself and `ROOT`."""
 

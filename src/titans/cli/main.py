@@ -25,6 +25,8 @@ COMMANDS: dict[str, str] = {
     "remember": "store a text in the text memory",
     "recall": "ask the text memory",
     "chat": "a terminal chat that remembers between runs",
+    "serve": "the text memory as a server: REST, an OpenAI-compatible chat, MCP, a page",
+    "keys": "make, list and revoke the keys of a server",
     "memory": "upkeep of the text memory: stats, export, import, forget, check, repair",
 }
 """Command name (and file name in this folder) -> one line of help."""

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from titans.recall import Encoder, RecallConfig, TextMemory
 
 
-def add_store_options(parser: argparse.ArgumentParser) -> None:
+def add_store_options(parser: argparse.ArgumentParser, *, with_scope: bool = True) -> None:
     """Declare which store, scope, preset, encoder and checkpoint."""
     parser.add_argument(
         "--store", type=Path, help="the store's file (TITANS_STORE, else the user's data folder)"
     )
-    parser.add_argument("--scope", default="default", help="whose memory (default)")
+    if with_scope:
+        parser.add_argument("--scope", default="default", help="whose memory (default)")
     parser.add_argument(
         "--preset", choices=["default", "classic"], help="settings of a new store (default)"
     )

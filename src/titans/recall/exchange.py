@@ -4,7 +4,7 @@ What is exported is what was said: vectors and neural memory are made again on i
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TextIO
 
 from titans.errors import DataError, StoreError
@@ -21,18 +21,28 @@ def export_records(memory: TextMemory, file: TextIO) -> int:
     Nothing is written before everything is read: a store that is damaged or does not know the scope
     is an error.
     """
+    count = 0
+    for line, is_record in exporting(memory):
+        file.write(line)
+        count += is_record
+    return count
+
+
+def exporting(memory: TextMemory) -> Generator[tuple[str, bool], None, None]:
+    """The lines of an export, and whether each is a record; everything is read before the first."""
     memory.store.check_sound()
-    if memory.store.head(memory.scope) is None:
-        names = ", ".join(memory.store.scopes()) or "none yet"
-        raise StoreError(f"{memory.store.name} has no scope {memory.scope!r}; there is: {names}")
+    with memory.store.reading():
+        names = memory.store.scopes()
+    if memory.scope not in names:
+        there = ", ".join(names) or "none yet"
+        raise StoreError(f"{memory.store.name} has no scope {memory.scope!r}; there is: {there}")
     persistent, records = memory.persistent_texts, memory.records()
     for text in persistent:
-        file.write(json.dumps({"persistent": text}, ensure_ascii=False) + "\n")
+        yield json.dumps({"persistent": text}, ensure_ascii=False) + "\n", False
     for record in records:
         values = record.as_dict()
         line = {name: values[name] for name in FIELDS if values[name] is not None}
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return len(records)
+        yield json.dumps(line, ensure_ascii=False) + "\n", True
 
 
 def import_records(
@@ -45,6 +55,26 @@ def import_records(
     A line with an id is there if the id is. A line without one is there if a record with the same
     text, speaker, time and metadata is, as far as the line gives them; two such lines in one file
     are two records. So a file may be imported again, whole or mended after an error.
+    """
+    steps = importing(memory, lines)
+    while True:
+        try:
+            number = next(steps)
+        except StopIteration as end:
+            return end.value
+        if progress is not None:
+            progress(number)
+
+
+def importing(
+    memory: TextMemory,
+    lines: Iterable[str],
+    stamp: Callable[[dict[str, Any] | None], dict[str, Any]] | None = None,
+) -> Generator[int, None, int]:
+    """`import_records` step by step: the number of each line when it is in.
+
+    Args:
+        stamp: makes the metadata of a record from that of its line.
     """
     known = _Contents(memory.records())
     new = 0
@@ -59,12 +89,13 @@ def import_records(
                 added.append(values["persistent"])
             continue
         try:
+            if stamp is not None:
+                values["metadata"] = stamp(values.get("metadata"))
             if values.get("id") or not known.claim(values):
                 new += memory.remember(values.pop("text"), **values).is_new
         except DataError as error:
             raise DataError(f"line {number}: {error}") from error
-        if progress is not None:
-            progress(number)
+        yield number
     if added:
         memory.persistent_texts = [*persistent, *added]
     return new

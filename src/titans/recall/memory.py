@@ -340,6 +340,16 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 return None
             return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
 
+    def successor(self, id: str) -> Record | None:
+        """The statement that updates a record."""
+        with self._lock, self.store.reading():
+            head = self.store.head(self.scope)
+            found = None if head is None else self.store.find(head.scope_id, id)
+            if head is None or found is None:
+                return None
+            after = self.store.successor_id(head.scope_id, found.seq)
+        return None if after is None else self.get(after)
+
     def records(
         self,
         *,

@@ -1,0 +1,109 @@
+"""`titans serve`: the text memory as a server."""
+
+import argparse
+import logging
+import socket
+import sys
+
+from titans.cli.keys import add_keys_option, open_ring
+from titans.cli.store_options import add_store_options, memory_options, store_path
+from titans.cli.values import number, whole
+from titans.errors import ConfigError
+
+EXAMPLES = """examples:
+  titans serve
+  titans serve --port 9000 --store work.db
+  titans keys make phone --scope ann && titans serve --host 0.0.0.0
+
+On 127.0.0.1 no key is needed as long as none was made. Elsewhere every call needs one.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=whole(0, 65535), default=8765, help="0 takes a free one")
+    add_store_options(parser, with_scope=False)
+    add_keys_option(parser)
+    parser.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin call the server (none)",
+    )
+    parser.add_argument(
+        "--body-limit", type=whole(), default=2**20, help="bytes of a request (1048576)"
+    )
+    parser.add_argument(
+        "--import-limit", type=whole(), default=2**26, help="bytes of an imported file (67108864)"
+    )
+    parser.add_argument(
+        "--rate", type=number(above=True), default=100.0, help="requests per second and key (100)"
+    )
+    parser.add_argument(
+        "--concurrency", type=whole(), default=256, help="requests under way at once (256)"
+    )
+    parser.add_argument(
+        "--queue", type=whole(), default=64, help="calls that may wait for one scope (64)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until it is stopped."""
+    try:
+        import uvicorn
+
+        from titans.server import ServerConfig, create_app
+        from titans.server.config import check_reach
+    except ImportError as error:
+        raise ConfigError(
+            f"the server needs {error.name}: pip install 'titans-neural-memory[serve]'"
+        ) from error
+
+    config = ServerConfig(
+        host=args.host,
+        port=args.port,
+        cors=tuple(args.cors),
+        body_limit=args.body_limit,
+        import_limit=args.import_limit,
+        rate=args.rate,
+        concurrency=args.concurrency,
+        queue=args.queue,
+    )
+    ring = open_ring(args)
+    check_reach(config, ring)
+    with _listen(config.host, config.port) as listener:
+        place = store_path(args, must_exist=False)
+        settings, encoder = memory_options(args)
+        app = create_app(place, ring, config, settings, encoder=encoder)
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("titans.server").setLevel(logging.INFO)
+        host, port = listener.getsockname()[:2]
+        who = "every call needs a key" if ring else "no key needed on this machine"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"http://{address} (store {place}; {who})", file=sys.stderr, flush=True)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=10,
+            )
+        )
+        server.run(sockets=[listener])
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, or why there cannot be one."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}): choose another "
+            "with --host or --port"
+        ) from error

@@ -1,0 +1,168 @@
+"""Open scopes: each a text memory with a thread of its own and a queue of limited length.
+
+Calls of one scope run in their order, those of different scopes side by side. Nothing here blocks
+the event loop.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from titans.recall import AsyncTextMemory, Encoder, RecallConfig, TextMemory
+from titans.server.refusal import Refusal
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SLICE_SECONDS = 0.1
+"""How long a piece of a long call keeps the others of its scope waiting, about."""
+
+
+class _Scope:
+    """A scope that is open or about to be."""
+
+    def __init__(self, opening: "asyncio.Task[AsyncTextMemory]") -> None:
+        self.opening = opening
+        self.pending = 0
+
+
+class Hub:
+    """The scopes of one store.
+
+    Args:
+        place: the store, as `TextMemory` takes it.
+        queue: calls that may wait for one scope.
+        open_scopes: scopes that stay open.
+    """
+
+    def __init__(
+        self,
+        place: str | Path,
+        config: RecallConfig | None,
+        encoder: Encoder,
+        *,
+        queue: int,
+        open_scopes: int,
+    ) -> None:
+        self.place, self.config, self.encoder = place, config, encoder
+        self._queue, self._open_scopes = queue, open_scopes
+        self._scopes: OrderedDict[str, _Scope] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def pending(self) -> int:
+        """Calls that wait or run."""
+        return sum(scope.pending for scope in self._scopes.values())
+
+    @property
+    def num_open(self) -> int:
+        """Scopes that are open."""
+        return len(self._scopes)
+
+    async def run(
+        self,
+        scope: str,
+        function: Callable[Concatenate[TextMemory, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call a function of a scope's memory in its thread.
+
+        A caller that goes away gives up the result; the call is finished.
+        """
+        entry = self._enter(scope)
+        task = asyncio.ensure_future(self._call(scope, entry, function, *args, **kwargs))
+        return await asyncio.shield(task)
+
+    async def run_in_slices(
+        self, scope: str, steps: Callable[[TextMemory], Generator[object, None, R]]
+    ) -> R:
+        """Run a long call step by step; other calls of the scope come in between.
+
+        A caller that goes away ends it after a step.
+        """
+        work: list[Generator[object, None, R]] = []
+
+        def advance(memory: TextMemory) -> tuple[bool, R | None]:
+            if not work:
+                work.append(steps(memory))
+            end = time.monotonic() + SLICE_SECONDS
+            while time.monotonic() < end:
+                try:
+                    next(work[0])
+                except StopIteration as stop:
+                    return True, stop.value
+            return False, None
+
+        while True:
+            is_done, result = await self.run(scope, advance)
+            if is_done:
+                return result  # type: ignore[return-value]
+
+    async def _call(
+        self,
+        scope: str,
+        entry: _Scope,
+        function: Callable[Concatenate[TextMemory, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        try:
+            try:
+                memory = await asyncio.shield(entry.opening)
+            except BaseException:
+                if self._scopes.get(scope) is entry:
+                    del self._scopes[scope]
+                raise
+            return await memory.run(function, *args, **kwargs)
+        finally:
+            entry.pending -= 1
+
+    def _enter(self, scope: str) -> _Scope:
+        """A place in the queue of a scope, opened if need be."""
+        entry = self._scopes.get(scope)
+        if entry is not None and entry.pending >= self._queue:
+            raise Refusal(
+                503,
+                "scope_busy",
+                f"{entry.pending} calls wait for this scope: try again in a second",
+                retry_after=1,
+            )
+        if entry is None:
+            self._make_room()
+            opening = AsyncTextMemory.open(self.place, scope, self.config, encoder=self.encoder)
+            entry = self._scopes[scope] = _Scope(asyncio.ensure_future(opening))
+        self._scopes.move_to_end(scope)
+        entry.pending += 1
+        return entry
+
+    def _make_room(self) -> None:
+        """Close the idle scope that was not used longest, if too many are open."""
+        if len(self._scopes) < self._open_scopes:
+            return
+        idle = next((name for name, entry in self._scopes.items() if not entry.pending), None)
+        if idle is None:
+            raise Refusal(
+                503,
+                "server_busy",
+                f"{len(self._scopes)} scopes are in use at once: try again in a second",
+                retry_after=1,
+            )
+        self._close_later(self._scopes.pop(idle))
+
+    def _close_later(self, entry: _Scope) -> None:
+        async def finish() -> None:
+            await (await entry.opening).close()
+
+        task = asyncio.ensure_future(finish())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Let go of all scopes when the calls under way are done."""
+        while self._scopes:
+            self._close_later(self._scopes.popitem()[1])
+        if self._closing:
+            await asyncio.gather(*self._closing, return_exceptions=True)
