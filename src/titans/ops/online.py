@@ -15,8 +15,8 @@ in one of two forms, with b_t = 2 theta_t:
 surprise that is not yet written. A token forgets first, then writes the share 1 - eta of backlog
 and new surprise, so eta decides when a write arrives and never how much of it. For a constant eta
 and no forgetting both are one rule, with theta (1 - eta) in `paper` for theta in `bounded`. No
-gates and keys can make `bounded` run away (docs/decisions/0003-stabiliser.md), if keys have at most
-unit length and b_t is at most `largest_rate(eta_t)`.
+gates and keys can make `bounded` run away, if keys have at most unit length and b_t is at most
+`largest_rate(eta_t)` (docs/decisions/0006-online-rule.md).
 
 In a block, M_t = beta_t M + u_t S + sum_{s<=t} C[t, s] b_s e_s k_s^T with coefficients of the gates
 only (`mixing`), so the errors of a block solve one unit lower-triangular system.
@@ -43,12 +43,12 @@ BLOCK = 32
 
 
 def largest_rate(eta: Tensor) -> Tensor:
-    """The largest b_t = 2 theta_t with which the bounded form is safe: one half without momentum.
+    """The largest b_t = 2 theta_t with which the bounded form is safe: one without momentum.
 
-    With it, `|M + S|^2 + |S|^2` grows by at most `b_t |v_t|^2` per token, whatever the gates.
+    With it, `|M + S|^2 + 4 |S|^2` grows by at most `4/3 b_t |v_t|^2` per token, whatever the gates.
     """
     square = eta.square()
-    return 0.5 * (1 - square) / (1 + square)
+    return (1 - square) / (1 + 4 * square)
 
 
 @eager
