@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from titans.data.tasks.mqar import MqarTask
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.tasks.mqar import MqarGenerator
 
 EVALUATE_EVERY = 50
 
@@ -143,8 +143,10 @@ def train(run: RecallRun) -> RecallResult:
     )
 
 
-def task_of(run: RecallRun, length: int, pairs: int) -> MqarTask:
-    return MqarTask(length=length, num_pairs=pairs, vocab_size=256, random_filler=run.random_filler)
+def task_of(run: RecallRun, length: int, pairs: int) -> MqarGenerator:
+    return MqarGenerator(
+        length=length, num_pairs=pairs, vocab_size=256, random_filler=run.random_filler
+    )
 
 
 def schedule(step: int, steps: int) -> float:
@@ -153,7 +155,7 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 50) * cosine
 
 
-def _tensors(task: MqarTask, rng: np.random.Generator, size: int) -> tuple[torch.Tensor, ...]:
+def _tensors(task: MqarGenerator, rng: np.random.Generator, size: int) -> tuple[torch.Tensor, ...]:
     drawn = task.batch(rng, size)
     return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.labels)
 

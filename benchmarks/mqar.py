@@ -27,15 +27,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from titans.data.tasks.mqar import SETTING_B_TRAIN, SETTING_B_TRAIN_EXAMPLES
-from titans.data.tasks.records import IntArray, TokenBatch
-from titans.evaluation.mqar import Mqar
-from titans.evaluation.records import ModelCard
+from titans.evaluation.model import Reading, model_settings, weights_digest
+from titans.evaluation.record import ModelCard
 from titans.evaluation.runner import run_task
-from titans.evaluation.subject import Reading, model_settings, weights_digest
 from titans.models import TitansConfig
 from titans.models.rules import build_memory
 from titans.settings import apply_settings
+from titans.tasks.mqar import SETTING_B_TRAIN, SETTING_B_TRAIN_EXAMPLES, Mqar
+from titans.tasks.tokens import IntArray, TokenBatch
 
 VOCABULARY = 8_192
 TOKENS_PER_STEP = 4_096

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from titans.evaluation.locomo import (
-    CUTOFFS,
     CachingEncoder,
     Example,
     Locomo,
-    LocomoResult,
     collect_examples,
     load_conversations,
+    recall_scores,
 )
-from titans.evaluation.records import machine_name
+from titans.evaluation.record import machine_name
+from titans.evaluation.runner import run_task
 from titans.files import source_commit
 from titans.recall import TextMemory, load_encoder
 from titans.recall.search.features import FEATURES
@@ -197,8 +197,8 @@ def _cold(path: Path) -> float:
     return round(time.perf_counter() - begin, 2)
 
 
-def _loo(examples: list[list[Example]], used: tuple[str, ...]) -> LocomoResult:
-    """Fit on all conversations but one, measure on that one, in turn."""
+def _loo(examples: list[list[Example]], used: tuple[str, ...]) -> np.ndarray:
+    """Fit on all conversations but one, measure on that one, in turn: recall by question."""
     found: list[np.ndarray] = []
     columns = [FEATURES.index(name) for name in used]
     for held in range(len(examples)):
@@ -210,8 +210,19 @@ def _loo(examples: list[list[Example]], used: tuple[str, ...]) -> LocomoResult:
         fitted = fit_fusion(train)
         kept = {n: w if n in used else 0.0 for n, w in fitted.weights.items()}
         found += [e.recalls(FusionWeights(kept, fitted.bias)) for e in examples[held]]
-    categories = np.array([e.category for c in examples for e in c])
-    return LocomoResult(np.array(found), categories)
+    return np.array(found)
+
+
+def _rows(recalls: np.ndarray, categories: np.ndarray) -> list[dict[str, object]]:
+    """Scores as a table in per cent, a row for each category."""
+    rows: dict[object, dict[str, object]] = {}
+    for score in recall_scores(recalls, categories):
+        category = score.detail["category"]
+        row = rows.setdefault(category, {"category": category, "n": score.samples})
+        row[score.metric] = round(100 * score.value, 1)
+        interval = [round(100 * score.low, 1), round(100 * score.high, 1)]
+        row[score.metric.replace("recall", "interval")] = interval
+    return [*rows.values()]
 
 
 def fit(data: Path, write: bool) -> dict[str, object]:
@@ -234,28 +245,42 @@ def fit(data: Path, write: bool) -> dict[str, object]:
         note = f"fitted to {len(everything)} questions: docs/recall-fusion-card.md"
         target = Path(__file__).parents[1] / "src/titans/recall/search/fusion.json"
         target.write_text(fusion_json(weights, note), encoding="utf-8")
-    report: dict[str, object] = {name: r.rows() for name, r in results.items()}
+    categories = np.array([e.category for c in examples for e in c])
+    report: dict[str, object] = {name: _rows(r, categories) for name, r in results.items()}
     report["shipped_weights_differ_by"] = max(
         abs(weights[m].weights[name] - load_fusion(m).weights[name])
         for m in (True, False)
         for name in FEATURES
     )
-    report["memory_adds"] = results["with_memory"].against(results["without_memory"])
-    report["memory_adds_to_seven"] = results["seven_and_memory"].against(results["seven"])
+    for name, more, less in (
+        ("memory_adds", "with_memory", "without_memory"),
+        ("memory_adds_to_seven", "seven_and_memory", "seven"),
+    ):
+        report[name] = _rows(results[more] - results[less], categories)
     return report
 
 
 def gate(data: Path) -> dict[str, object]:
     """Recall kept with half of the turns removed, by surprise, at random and by length."""
-    full = Locomo(data).run().rows()[0]
+    full = _locomo(Locomo(data=data))
     report: dict[str, object] = {"full": full}
     for rule in ("surprise", "random", "length"):
-        half = Locomo(data, keep=0.5, keep_by=rule).run().rows()[0]
-        names = [f"recall@{k}" for k in CUTOFFS]
-        kept = {n: round(100 * float(str(half[n])) / float(str(full[n])), 1) for n in names}
+        half = _locomo(Locomo(data=data, keep=0.5, keep_by=rule))
+        kept = {name: round(100 * half[name] / full[name], 1) for name in full}
         report[rule] = {**half, "kept": kept}
         print(rule, kept, file=sys.stderr)
     return report
+
+
+def _locomo(task: Locomo) -> dict[str, float]:
+    """Recall over all questions, in per cent."""
+    subject = task.own_subject()
+    record = run_task(task, subject, subject.card())
+    return {
+        score.metric: round(100 * score.value, 1)
+        for score in record.scores
+        if score.detail["category"] == "all"
+    }
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from results.figures import draw_all
 from results.query import KINDS, Number, Value, all_numbers, best, fact, find, row_name, summary
 from results.targets import judge
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record, load_records
+from titans.evaluation.record import Record, load_records
 from titans.files import write_text
 from tools.stages import read_stages
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from results.query import KINDS, Number, Value, fact, find, kind_of, row_name, values
 from titans.evaluation.heatmap import depth_scores, draw_heat_map
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record
+from titans.evaluation.record import Record
 from titans.files import write_figure
 
 Points = Mapping[Any, float]

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from titans.evaluation.records import Record, Score
+from titans.evaluation.record import Record, Score
 
 KINDS = {
     "lmm": "LMM",

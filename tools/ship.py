@@ -21,13 +21,13 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from titans.data.synthetic import TOKEN_TASKS
-from titans.data.tasks.needle_words import needle_tokenizer
 from titans.errors import DataError, TitansError
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record, Score
-from titans.evaluation.subject import ModelSubject, weights_digest
+from titans.evaluation.model import ModelSubject, weights_digest
+from titans.evaluation.record import Record, Score
 from titans.files import read_text, write_text
 from titans.settings import apply_settings, to_yaml
+from titans.tasks.needle import needle_tokenizer
 from tools.stages import CONFIG_NAME, LOG_NAME, Stage, read_stage, read_stages
 
 ROOT = Path(__file__).parent.parent

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from titans.errors import DataError
-from titans.evaluation.training_log import Trained, read_training
 from titans.settings import read_yaml
+from titans.training.log import Trained, read_training
 
 CONFIG_NAME, LOG_NAME = "config.yaml", "log.jsonl"
 

@@ -263,6 +263,19 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def describe_path(path: Path) -> str:
+    """A file or folder as its own name and a hash of what it holds, without where it is."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    state = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            state.update(file.name.encode())
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    state.update(block)
+    return f"{path.name}@{state.hexdigest()[:12]}"
+
+
 # Tensors
 
 

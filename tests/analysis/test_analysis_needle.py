@@ -8,8 +8,8 @@ import torch
 
 from titans.analysis import Trace, trace
 from titans.analysis.tracing import Limits
-from titans.data.tasks.needle import MARK, NeedleTask
 from titans.models import TitansForCausalLM
+from titans.tasks.needle import MARK, NeedleGenerator
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "needle-lmm"
 NEEDLES = 4
@@ -24,7 +24,7 @@ def model() -> TitansForCausalLM:
 
 def hidden(seed: int, distractors: bool, length: int = 600) -> tuple[np.ndarray, np.ndarray]:
     """A text with needles (no questions), and where their values stand."""
-    task = NeedleTask(length=length, num_needles=NEEDLES, distractors=distractors)
+    task = NeedleGenerator(length=length, num_needles=NEEDLES, distractors=distractors)
     tokens = task.batch(np.random.default_rng(seed), 1).tokens[0, : task.context_length]
     return tokens, np.flatnonzero(tokens == MARK) + 2
 
@@ -61,7 +61,7 @@ def test_repeating_a_passage_lowers_its_surprise(model: TitansForCausalLM) -> No
 
 
 def test_the_memory_is_worth_something_at_the_questions(model: TitansForCausalLM) -> None:
-    task = NeedleTask(length=400, num_needles=NEEDLES, distractors=False)
+    task = NeedleGenerator(length=400, num_needles=NEEDLES, distractors=False)
     batch = task.batch(np.random.default_rng(3), 1)
     found = trace(model, torch.from_numpy(batch.tokens), limits=FEW)
     assert found.worth is not None

@@ -7,9 +7,9 @@ import torch
 
 from titans.analysis import text as text_module
 from titans.analysis.text import read_text, tokenize, unknown_share
-from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import byte_tokenizer, encode_document, train_bpe
 from titans.errors import DataError
+from titans.tasks.needle import needle_tokenizer
 
 SAMPLE = "Two  spaces,\n\na line break; naïve €, 日本語 and 🙂 end. " * 30
 

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from titans.data.corpus import Corpus, find_files
 from titans.data.packing import open_packed, pack
-from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import (
     byte_tokenizer,
     count_bytes,
@@ -22,6 +21,7 @@ from titans.data.tokenizer import (
     train_bpe,
 )
 from titans.errors import DataError
+from titans.tasks.needle import needle_tokenizer
 
 TASKS = Path(__file__).parents[2] / "configs" / "tokenizers" / "tasks-1k"
 TEXT = "Grüße, Welt!\n\tEnd \x00 ☃ <|eos|> done"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from titans.data.tasks.records import IntArray
-from titans.evaluation.records import ModelCard
-from titans.evaluation.subject import Reading
+from titans.evaluation.model import Reading
+from titans.evaluation.record import ModelCard
+from titans.tasks.tokens import IntArray
 
 CARD = ModelCard(name="stand-in", variant="oracle", num_parameters=0, vocab_size=256, digest="0")
 

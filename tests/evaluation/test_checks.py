@@ -8,15 +8,14 @@ import pytest
 
 from evaluation.test_subject import tiny, write_text
 from titans.cli.main import main
-from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import byte_tokenizer
 from titans.errors import CheckpointError, ConfigError, DataError
 from titans.evaluation import runner
-from titans.evaluation.preflight import check_data, check_file, check_folder
-from titans.evaluation.registry import build_task, convert_options
-from titans.evaluation.subject import ModelSubject
+from titans.evaluation.model import ModelSubject
+from titans.evaluation.registry import build_task
 from titans.evaluation.throughput import Throughput
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.tasks.needle import needle_tokenizer
 
 
 class BeganToMeasureError(BaseException):
@@ -56,18 +55,17 @@ def refuse(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seed", "-1"], "--seed: a whole number of at least 0; got '-1'"),
-        (["--samples", "0"], "--samples must be at least 1, got 0"),
-        (["--samples", "-1"], "--samples: a whole number of at least 0; got '-1'"),
-        (["--samples", "few"], "--samples: a whole number of at least 0; got 'few'"),
-        (["--depths", "-3"], "--depths must be at least 1, got -3"),
+        (["--seed", "-1"], "--seed: give a whole number of at least 0; got '-1'"),
+        (["--samples", "0"], "--samples: give a whole number of at least 1; got '0'"),
+        (["--samples", "few"], "--samples: give a whole number of at least 1; got 'few'"),
+        (["--depths", "-3"], "--depths: give a whole number of at least 0; got '-3'"),
         (["--lengths", "1k,1k"], "--lengths names 1024 more than once"),
         (["--depths", "2", "--figure", "map.xyz"], "must end in .png or .pdf"),
         (["--depths", "2", "--figure", "map"], "must end in .png or .pdf"),
-        (["--depths", "2", "--figure", "FILE/map.png"], "--figure: FILE is a file"),
-        (["--json", "FILE/r.json"], "--json: FILE is a file, not a folder"),
+        (["--depths", "2", "--figure", "FILE/map.png"], "FILE is a file, not a folder"),
+        (["--json", "FILE/r.json"], "FILE is a file, not a folder"),
         (["--json", "FILE/deep/r.json"], "FILE is a file, not a folder"),
-        (["--json", "FOLDER"], "--json FOLDER is a folder: name a file in it"),
+        (["--json", "FOLDER"], "FOLDER is a folder: name a file in it"),
     ],
 )
 def test_what_a_measurement_could_not_end_with_is_refused_at_its_start(
@@ -89,17 +87,19 @@ def test_what_a_measurement_could_not_end_with_is_refused_at_its_start(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["throughput", "--lengths", "0"], "lengths must be at least 1 token, got 0"),
+        (["throughput", "--lengths", "0"], "--lengths[0] must be at least 1, got 0"),
         (["throughput", "--memory-depths", "2,0"], "a whole number of at least 1; got '0'"),
         (["throughput", "--memory-depths", "x"], "a whole number of at least 1; got 'x'"),
         (["throughput", "--phases", "train,train"], "--phases names 'train' more than once"),
-        (["lm", "--text", "TEXT", "--tail-bytes", "-100"], "--tail-bytes must be at least 1"),
+        (["lm", "--text", "TEXT", "--tail-bytes", "-1"], "a whole number of at least 0; got '-1'"),
         (["lm", "--text", "none.txt"], "--text none.txt: no such file or folder"),
-        (["s-niah", "--haystack", "none"], "--haystack none: no such file or folder"),
+        (
+            ["s-niah", "--haystack", "none", "--kinds", "n"],
+            "--haystack none: no such file or folder",
+        ),
         (["s-niah", "--haystack", "FOLDER"], "FOLDER holds no .txt file"),
         (["s-niah", "--kinds", "pk", "--words", "FOLDER"], "FOLDER has no adjectivelist.txt"),
         (["babilong", "--background", "TEXT", "--babi", "FOLDER"], "FOLDER has no qa1_"),
-        (["locomo", "--data", "none.json"], "--data none.json: no such file or folder"),
     ],
 )
 def test_data_and_options_are_looked_at_before_the_model_reads(
@@ -114,6 +114,7 @@ def test_data_and_options_are_looked_at_before_the_model_reads(
     Path("TEXT").write_text("Some words. And some more.")
     Path("FOLDER").mkdir()
     words = [*words, "--model", str(checkpoints / "text"), "--json", "r.json"]
+    assert "none.json: no such file" in refuse(["locomo", "--data", "none.json"], capsys)
     assert message in refuse(words, capsys)
     assert {path.name for path in tmp_path.iterdir()} == {"TEXT", "FOLDER"}
 
@@ -154,7 +155,7 @@ def test_a_depth_that_the_model_cannot_have_is_refused_before_others_are_timed(
     task = Throughput(lengths=(16,), samples=1, memory_depths=(2, 1))
     with pytest.raises(ConfigError, match="needs a memory_depth of 2 or more"):
         task.measure(subject, task.cells()[0], 0, [0])
-    with pytest.raises(ConfigError, match="memory_depths must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"--memory_depths\[1\] must be at least 1, got 0"):
         Throughput(memory_depths=(2, 0))
 
 
@@ -183,17 +184,17 @@ def test_options_of_a_file_are_checked_by_type_and_value(
     task: str, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_task(task, convert_options(options))
+        build_task(task, options)
 
 
 def test_a_default_may_be_given_and_means_what_it_means(tmp_path: Path) -> None:
     """0 samples of a text are all of it, no lengths of MQAR are all, no depths are any depth."""
     text = write_text(tmp_path)
-    check_data(build_task("lm", {"samples": 0, "tail_bytes": 0, "text": text}))
+    build_task("lm", {"samples": 0, "tail_bytes": 0, "text": text}).check_data()
     assert build_task("mqar", {"lengths": ()}) == build_task("mqar", {})
     assert build_task("needle", {"depths": 0}) == build_task("needle", {})
     with pytest.raises(DataError, match="no such file"):
-        check_data(build_task("lm", {"text": tmp_path / "none"}))
+        build_task("lm", {"text": tmp_path / "none"}).check_data()
 
 
 def test_0_samples_of_a_text_are_taken_on_the_command_line(
@@ -202,12 +203,3 @@ def test_0_samples_of_a_text_are_taken_on_the_command_line(
     words = ["eval", "lm", "--model", checkpoints / "text", "--text", write_text(tmp_path)]
     with pytest.raises(BeganToMeasureError):
         main([*map(str, words), "--lengths", "16", "--samples", "0"])
-
-
-def test_places_that_are_or_can_become_what_is_asked_are_taken(tmp_path: Path) -> None:
-    (tmp_path / "old.json").touch()
-    for path in (tmp_path / "old.json", tmp_path / "new" / "deep" / "r.json", Path("r.json")):
-        check_file(path, "--json")
-    check_folder(tmp_path / "new" / "deep", "--out")
-    with pytest.raises(ConfigError, match=r"--out: .*old\.json is a file"):
-        check_folder(tmp_path / "old.json", "--out")

@@ -4,14 +4,13 @@ import dataclasses
 from pathlib import Path
 
 from evaluation.test_subject import tiny
-from titans.data.tasks.needle import ASK, MARK, NeedleTask
-from titans.data.tasks.needle_words import needle_tokenizer, needle_words
 from titans.evaluation.demo import draw_demo, run_demo
+from titans.tasks.needle import ASK, MARK, NeedleGenerator, needle_tokenizer, needle_words
 
 
 def test_every_token_of_the_needle_task_is_one_word() -> None:
     words = needle_words()
-    assert len(words) == len(set(words)) == NeedleTask().vocab_size
+    assert len(words) == len(set(words)) == NeedleGenerator().vocab_size
     assert words[MARK] == "REMEMBER" and words[ASK] == "RECALL"
     tokenizer = needle_tokenizer()
     assert tokenizer(" ".join(words[1:])).input_ids == list(range(1, len(words)))

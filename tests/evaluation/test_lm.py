@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from evaluation.subjects import CARD, Scripted
-from titans.data.tasks.records import IntArray
 from titans.evaluation.lm import LanguageModelling
-from titans.evaluation.records import Record
+from titans.evaluation.model import Reading
+from titans.evaluation.record import Record
 from titans.evaluation.runner import run_task
-from titans.evaluation.subject import Reading
+from titans.tasks.tokens import IntArray
 
 
 class Uneven(Scripted):

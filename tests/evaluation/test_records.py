@@ -12,18 +12,11 @@ from evaluation.subjects import CARD, Scripted, needle_in_tokens
 from titans.errors import DataError
 from titans.evaluation.heatmap import draw_heat_map
 from titans.evaluation.lengths import format_length, parse_length, parse_lengths
-from titans.evaluation.needle import Needle
-from titans.evaluation.records import (
-    Record,
-    Score,
-    accuracy_score,
-    describe_path,
-    load_records,
-    machine_name,
-    mean_score,
-    wilson_interval,
-)
-from titans.evaluation.runner import run_task
+from titans.evaluation.record import Record, load_records, machine_name
+from titans.evaluation.runner import Stopped, run_task
+from titans.files import describe_path
+from titans.tasks.needle import Needle
+from titans.tasks.score import Score, accuracy_score, mean_score, wilson_interval
 
 
 def test_lengths_are_powers_of_two() -> None:
@@ -100,7 +93,6 @@ def test_paths_are_named_by_content_not_by_place(tmp_path: Path) -> None:
     )
     (tmp_path / "two" / "text.txt").write_text("other")
     assert describe_path(tmp_path / "two" / "text.txt") != first
-    assert describe_path(None) is None
 
 
 class Failing(Scripted):
@@ -120,9 +112,12 @@ class Failing(Scripted):
 def test_a_stopped_run_goes_on_and_ends_with_the_same_record(tmp_path: Path) -> None:
     task = Needle(lengths=(64, 2_048), samples=40)
     whole = run_task(task, Failing(99), CARD, path=tmp_path / "whole.json")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped) as stopped:
         run_task(task, Failing(2), CARD, path=tmp_path / "part.json")
     journal = tmp_path / "part.json.partial.jsonl"
+    assert stopped.value.journal == journal
+    known = [(s.length, s.samples) for s in stopped.value.record.scores if s.metric == "accuracy"]
+    assert known == [(64, 40), (2_048, 16)]
     assert journal.exists() and not (tmp_path / "part.json").exists()
     with journal.open("a") as stream:
         stream.write('{"cell": "2048", "sam')
@@ -165,6 +160,16 @@ def test_a_run_that_was_killed_twice_while_writing_loses_only_those_lines(tmp_pa
             stream.write('{"cell": "2048", "sam')
     whole = [line for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
     assert all("outcome" in json.loads(line) for line in whole) and len(whole) == 40 + 16
+
+
+def test_without_a_path_each_measurement_has_its_own_record_in_the_folder(tmp_path: Path) -> None:
+    said: list[str] = []
+    for samples, depths in ((4, 0), (4, 0), (4, 2), (8, 0)):
+        task = Needle(lengths=(64, 128), samples=samples, depths=depths)
+        run_task(task, Failing(99), CARD, folder=tmp_path / "runs", say=said.append)
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert len(names) == 2 and all(name.startswith("needle-stand-in-") for name in names)
+    assert "about " in said[0] and " for 512 tok" in said[0] and said[1].startswith("wrote ")
 
 
 def test_a_machine_is_named_with_the_threads_in_use() -> None:

@@ -1,28 +1,30 @@
 """Real models under evaluation: streaming, batches, limits, checkpoints, the command line."""
 
+import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from titans.cli.eval import field_documents
 from titans.cli.main import main
-from titans.data.tasks.needle_words import needle_tokenizer
 from titans.data.tokenizer import byte_tokenizer
 from titans.errors import CheckpointError, ConfigError, DataError
 from titans.evaluation.lm import LanguageModelling
-from titans.evaluation.mqar import Mqar
-from titans.evaluation.needle import Needle
-from titans.evaluation.permutations import Permutations
-from titans.evaluation.records import Record
-from titans.evaluation.registry import convert_options
+from titans.evaluation.model import ModelSubject
+from titans.evaluation.record import Record
+from titans.evaluation.registry import TASKS, build_task, load_task
 from titans.evaluation.runner import run_task
-from titans.evaluation.s_niah import SNiah
-from titans.evaluation.subject import ModelSubject
 from titans.evaluation.throughput import Throughput
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.tasks.mqar import Mqar
+from titans.tasks.needle import Needle, needle_tokenizer
+from titans.tasks.niah import SNiah
+from titans.tasks.permutations import Permutations
 
 
 def tiny(variant: str = "mac", vocab_size: int = 259) -> TitansForCausalLM:
@@ -254,16 +256,12 @@ def write_text(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["s-niah"], "--haystack"),
-        (["locomo"], "locomo needs --data"),
-        (["s-niah", "--kinds", "pk"], "--model"),
+        (["s-niah", "--model", "x", "--kinds", "n"], "--haystack"),
         (["needle", "--model", "nowhere"], "no checkpoint"),
-        (["mqar", "--babi", "x"], "--babi means nothing to mqar"),
         (["needle", "--model", "nowhere", "--figure", "x.png"], "--depths"),
         (["needle", "--model", "nowhere", "--set", "x"], "FIELD=VALUE"),
-        (["needle", "--lengths", "10"], "need a length of at least 24, got 10"),
-        (["permutations", "--degree", "9"], "degree must be 2..6"),
-        (["mqar", "--vocab-size", "64"], "must be above the length"),
+        (["needle", "--model", "x", "--lengths", "10"], "need a length of at least 24, got 10"),
+        (["mqar", "--model", "x", "--vocab-size", "64"], "must be above the length"),
     ],
 )
 def test_wrong_use_is_one_clear_line(
@@ -274,13 +272,55 @@ def test_wrong_use_is_one_clear_line(
     assert message in error and "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: TASK"),
+        (["chess"], "invalid choice: 'chess'"),
+        (["s-niah"], "the following arguments are required: --model"),
+        (["locomo"], "the following arguments are required: --data"),
+        (
+            ["mqar", "--model", "x", "--babi", "x"],
+            "titans eval mqar: mqar has no --babi x (see titans eval mqar --help)",
+        ),
+        (["mqar", "--model", "x", "--setting", "c"], "one of a, b, forgetting; got 'c'"),
+        (["permutations", "--model", "x", "--degree", "9"], "a whole number from 2 to 6; got '9'"),
+        (["throughput", "--model", "x", "--phases", "sleep"], "got 'sleep'"),
+    ],
+)
+def test_flags_are_checked_as_they_are_read(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["eval", *words])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and message in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_help_of_a_task_has_its_own_flags_with_what_they_mean(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["eval", name, "--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    kind = load_task(name)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        assert re.search(rf"--(no-)?{field.name.replace('_', '-')}\b", shown), field.name
+        document = field_documents(kind)[field.name]
+        assert document.split()[0] in shown and not document.endswith(".")
+    assert ("--model" in shown) == kind.reads_with_model
+    assert "--babi" not in shown or name == "babilong"
+
+
 @pytest.mark.parametrize("option", ["--window", "--answer-tokens"])
 @pytest.mark.parametrize("value", ["0", "-1", "few"])
 def test_numbers_below_one_are_refused(
     option: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["eval", "needle", f"{option}={value}"])
+        main(["eval", "s-niah", f"{option}={value}"])
     assert "a whole number of at least 1" in capsys.readouterr().err
 
 
@@ -334,13 +374,10 @@ def test_the_command_runs_text_tasks_to_the_end(
 
 
 def test_options_of_sweep_files_become_options_of_tasks() -> None:
-    options = convert_options(
-        {"lengths": "2k,4k", "kinds": ["pk"], "haystack": "a/b", "samples": 3, "words": None}
+    task = build_task(
+        "s-niah",
+        {"lengths": "2k,4k", "kinds": ["pk"], "haystack": "a/b", "samples": 3, "words": None},
     )
-    assert options == {
-        "lengths": (2_048, 4_096),
-        "kinds": ("pk",),
-        "haystack": Path("a/b"),
-        "samples": 3,
-        "words": None,
-    }
+    assert task == SNiah(
+        lengths=(2_048, 4_096), kinds=("pk",), haystack=Path("a/b"), samples=3, words=None
+    )

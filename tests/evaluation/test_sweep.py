@@ -7,19 +7,21 @@ import pytest
 from evaluation.subjects import CARD
 from titans.cli.main import main
 from titans.errors import ConfigError
-from titans.evaluation.records import Record, accuracy_score
-from titans.evaluation.registry import build_task, convert_options
+from titans.evaluation.record import Record
+from titans.evaluation.registry import build_task
 from titans.evaluation.sweep import (
+    Evaluation,
     Job,
     JobFailedError,
     choose_rows,
+    load_sweep,
     match_size,
     plan_jobs,
     publish,
     run_sweep,
     summarise,
 )
-from titans.evaluation.sweep_file import Evaluation, load_sweep
+from titans.tasks.score import accuracy_score
 from titans.training.diagnosis import NonFiniteLoss
 from titans.training.trainer import Trainer
 from training.runs import write_corpus
@@ -361,7 +363,7 @@ def test_shipped_sweeps_plan_rows_of_equal_size(
     assert len(jobs) == len(sweep.seeds) * len(sweep.rows) and sweep.evaluations
     assert all("model.intermediate_size=" in job for job in jobs if not job.startswith(jobs[0][:6]))
     for evaluation in sweep.evaluations:
-        build_task(evaluation.task, convert_options(evaluation.options))
+        build_task(evaluation.task, evaluation.options)
 
 
 def test_a_sweep_names_the_variable_that_it_needs(

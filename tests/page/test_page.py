@@ -13,7 +13,8 @@ from results.build import ROOT, about_memory, load_published, render
 from results.figures import draw_mqar, draw_s_niah
 from results.query import Number, all_numbers, best, values
 from results.targets import judge
-from titans.evaluation.records import ModelCard, Record, accuracy_score, load_records
+from titans.evaluation.record import ModelCard, Record, load_records
+from titans.tasks.score import accuracy_score
 
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 

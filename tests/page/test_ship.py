@@ -7,8 +7,8 @@ import pytest
 
 from titans.cli.main import main
 from titans.errors import DataError
-from titans.evaluation.records import Record
-from titans.evaluation.subject import ModelSubject, weights_digest
+from titans.evaluation.model import ModelSubject, weights_digest
+from titans.evaluation.record import Record
 from titans.files import package_version
 from tools import ship
 from tools.stages import read_stage, read_stages

@@ -11,11 +11,13 @@ from titans.errors import DataError
 from titans.evaluation.locomo import (
     CachingEncoder,
     Locomo,
-    LocomoResult,
     collect_examples,
     load_conversations,
     recall_at,
+    recall_scores,
 )
+from titans.evaluation.record import Record
+from titans.evaluation.runner import run_task
 from titans.recall.encoder import HashingEncoder
 from titans.recall.search.fusion import fit_fusion, load_fusion
 
@@ -62,34 +64,60 @@ def test_loading_repairs_evidence_and_leaves_out_what_does_not_count(data: Path)
         load_conversations(data.parent / "bad.json")
 
 
-def test_evaluation_finds_the_turns(data: Path, capsys: pytest.CaptureFixture[str]):
-    result = Locomo(data, encoder="hashing:128").run()
-    rows = result.rows()
-    assert rows[0]["n"] == 10 and rows[0]["recall@20"] > 80
-    assert (
-        main(["eval", "locomo", "--data", str(data), "--encoder", "hashing:128", "--json", "-"])
-        == 0
-    )
-    assert json.loads(capsys.readouterr().out)["rows"] == rows
-    assert main(["eval", "locomo", "--data", str(data), "--encoder", "hashing:128"]) == 0
-    head, everything, *categories = capsys.readouterr().out.splitlines()
-    assert "recall@10 [95 %]" in head and len(categories) == 4
-    low, high = rows[0]["interval@10"]
-    assert f"{rows[0]['recall@10']:.1f} [{low:.1f}, {high:.1f}]" in everything
+def score(record: Record, k: int) -> float:
+    found = record.find(f"recall@{k}", category="all")
+    assert found is not None
+    return found.value
+
+
+def measure(data: Path, **options: object) -> Record:
+    task = Locomo(data=data, encoder="hashing:128", **options)  # type: ignore[arg-type]
+    subject = task.own_subject()
+    return run_task(task, subject, subject.card())
+
+
+def test_evaluation_finds_the_turns(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(data.parent)
+    found = measure(data)
+    assert found.scores[0].samples == 10 and score(found, 20) > 0.8
+    words = ["eval", "locomo", "--data", str(data), "--encoder", "hashing:128"]
+    assert main([*words, "--json", "-"]) == 0
+    printed = Record.from_json(capsys.readouterr().out)
+    assert printed.scores == found.scores and printed.model.settings == {"encoder": "hashing:128"}
+    assert "--data locomo.json --encoder hashing:128" in printed.command
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "recall@10" in table and "category=multi-hop" in table and "category=all" in table
+    (kept,) = (data.parent / "runs" / "eval").glob("locomo-text-memory-*.json")
+    assert Record.load(kept).scores == found.scores
+
+
+def test_a_stopped_evaluation_goes_on_in_the_next_conversation(data: Path, tmp_path: Path):
+    one = json.loads(data.read_text())[0]
+    data.write_text(json.dumps([one, {**one, "sample_id": "d"}]))
+    task = Locomo(data=data, encoder="hashing:128")
+    (cell,) = task.cells()
+    subject = task.own_subject()
+    together = task.measure(subject, cell, 0, range(20))
+    apart = [task.measure(subject, cell, 0, [n])[0] for n in (12, 3, 19)]
+    assert cell.samples == 20 and apart == [together[n] for n in (12, 3, 19)]
 
 
 def test_keeping_half_by_surprise_keeps_the_facts(data: Path):
-    half = Locomo(data, encoder="hashing:128", keep=0.5).run().rows()[0]
-    random = Locomo(data, encoder="hashing:128", keep=0.5, keep_by="random").run().rows()[0]
-    assert half["recall@20"] > random["recall@20"]
+    half = measure(data, keep=0.5)
+    assert score(half, 20) > score(measure(data, keep=0.5, keep_by="random"), 20)
+    assert 0 < score(measure(data, keep=0.5, keep_by="length"), 20) <= 1
 
 
 def test_recall_and_paired_differences_by_hand():
     assert recall_at(["a", "x", "b"], frozenset("abc")).tolist() == [2 / 3] * 3
-    one = LocomoResult(np.array([[1.0, 1, 1], [0, 1, 1]]), np.array([1, 4]))
-    two = LocomoResult(np.array([[0.0, 1, 1], [0, 0, 1]]), np.array([1, 4]))
-    row = one.against(two)[0]
-    assert (row["recall@5"], row["recall@10"], row["recall@20"]) == (50.0, 50.0, 0.0)
+    one, two = np.array([[1.0, 1, 1], [0, 1, 1]]), np.array([[0.0, 1, 1], [0, 0, 1]])
+    scores = recall_scores(one - two, np.array([1, 4]))
+    assert [s.value for s in scores[:3]] == [0.5, 0.5, 0.0]
+    assert [s.detail["category"] for s in scores[::3]] == ["all", "multi-hop", "single-hop"]
+    assert scores[0].low == 0 and scores[0].high == 1 and scores[0].samples == 2
 
 
 def test_fusion_can_be_fitted(data: Path):

@@ -16,13 +16,13 @@ from evaluation.subjects import CARD, Scripted, needle_in_text
 from golden.files import DATA
 from soak.driver import suite
 from soak.victims import Acknowledge, kill_while
-from titans.evaluation.records import Record
+from titans.evaluation.record import Record
 from titans.evaluation.runner import run_task
-from titans.evaluation.s_niah import SNiah
 from titans.files import writing
 from titans.recall import RecallConfig, TextMemory, export_records, import_records
 from titans.recall.store import SQLiteStore
 from titans.recall.upkeep import find_damage, repair
+from titans.tasks.niah import SNiah
 
 CONFIG = RecallConfig(encoder="hashing:16", snapshot_every=7)
 OTHERS = [f"bob tells tale{i} of day{i % 3}" for i in range(6)]

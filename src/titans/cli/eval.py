@@ -1,203 +1,297 @@
-"""`titans eval TASK --model PATH`: run a benchmark on a checkpoint, write a record."""
+"""`titans eval TASK --model PATH`: run a benchmark on a checkpoint, write a record.
 
-import argparse
-import shlex
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from titans.evaluation.records import Record
-
-EXAMPLES = """examples:
-  titans eval s-niah --model checkpoints/niah-lmm --kinds pk --lengths 2k,16k,128k --samples 100
-  titans eval mqar --model runs/mqar/checkpoints/last --setting b --json results/mqar.json
-  titans eval lm --model runs/enwik8/checkpoints/best --text enwik8.gz --tail-bytes 5000000
-
-An interrupted run goes on where it stopped when it is started again with the same --json FILE.
-Lengths count the model's own tokens: 2k is 2048.
+Each task's flags are the fields of its dataclass: their types, ranges, docstrings and defaults.
 """
 
-SHARED = ("task", "model", "seed", "json", "figure", "window", "set", "run")
-"""Options that do not belong to the task itself."""
+import argparse
+import ast
+import dataclasses
+import inspect
+import math
+import shlex
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from titans.cli.failures import STOPPED, Parser
+from titans.cli.values import LARGEST, number, whole
+
+if TYPE_CHECKING:
+    from titans.evaluation.record import Record
+    from titans.settings import Range
+    from titans.tasks.task import Task
+
+EXAMPLES = """examples:
+  titans eval needle --model checkpoints/needle-mac
+  titans eval s-niah --model checkpoints/niah-mac --lengths 2k,16k --samples 5
+  titans eval throughput --model checkpoints/bytes-mac --json bytes-mac.json
+
+`titans eval TASK --help` has the options of a task. The defaults take about two minutes with a
+small model; published benchmarks ask for more samples. A run that is stopped goes on when the same
+command is started again.
+"""
+RUNS = Path("runs") / "eval"
+"""Where records go that were not given a place."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; each task takes those it knows and refuses the others."""
+    """A sub-command for each task."""
     from titans.evaluation.registry import TASKS
 
-    lines = "\n".join(f"  {name:<13} {text}" for name, (_, text) in TASKS.items())
-    parser.epilog = f"tasks:\n{lines}\n\n{EXAMPLES}"
-    parser.add_argument("task", choices=list(TASKS), metavar="TASK", help="one of the tasks below")
-    parser.add_argument("--model", type=Path, help="checkpoint folder")
-    parser.add_argument("--seed", type=_count_from_0, default=42, help="seed of the samples (42)")
-    parser.add_argument("--json", type=Path, help="write the record here; - prints it")
-    parser.add_argument(
-        "--figure", type=Path, help="draw a depth x length map (.png, .pdf), with --depths"
+    parser.epilog = EXAMPLES
+    tasks = parser.add_subparsers(
+        dest="task", metavar="TASK", required=True, title="tasks", parser_class=TaskParser
     )
-    parser.add_argument("--window", type=_count, default=2_048, help="tokens read at a time (2048)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="change the model's configuration for inference, e.g. write_threshold=0.05",
+    for name, (_, summary) in TASKS.items():
+        tasks.add_parser(name, help=summary, task=name)
+
+
+class TaskParser(Parser):
+    """The options of one task; they are declared once they are wanted, since tasks take time to
+    import."""
+
+    def __init__(self, *, task: str, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(**options, formatter_class=formatter)
+        self._task = task
+        self._is_declared = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        """Declare the options, then parse; what is left over is another task's."""
+        self._declare()
+        parsed, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"{self._task} has no {' '.join(left)}")
+        return parsed, left
+
+    def format_help(self) -> str:
+        """Declare the options, then format."""
+        self._declare()
+        return super().format_help()
+
+    def _declare(self) -> None:
+        if not self._is_declared:
+            self._is_declared = True
+            _declare_options(self, self._task)
+
+
+def _declare_options(parser: argparse.ArgumentParser, name: str) -> None:
+    from titans.evaluation.registry import load_task
+
+    kind = load_task(name)
+    parser.description = inspect.getdoc(kind)
+    parser.epilog = f"example:\n  titans eval {name} {kind.example}"
+    if kind.reads_with_model:
+        parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    of_task = parser.add_argument_group("the task")
+    documents = field_documents(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for option in dataclasses.fields(kind):  # type: ignore[arg-type]
+        _declare_option(of_task, option, hints[option.name], documents[option.name])
+    run = parser.add_argument_group("the run")
+    run.add_argument("--seed", type=whole(0), default=42, help="seed of the samples (42)")
+    run.add_argument(
+        "--json", type=Path, metavar="FILE", help="where the record goes; - prints it (runs/eval/)"
     )
-    parser.add_argument("--lengths", type=_lengths, help="e.g. 2k,4k,16k,2M")
-    parser.add_argument(
-        "--samples", type=_count_from_0, help="samples per cell; of lm windows, 0: all of the text"
+    if any(option.name == "depths" for option in dataclasses.fields(kind)):  # type: ignore[arg-type]
+        run.add_argument(
+            "--figure",
+            type=Path,
+            metavar="FILE",
+            help="draw accuracy by depth and length (.png, .pdf), with --depths",
+        )
+    if kind.reads_with_model:
+        run.add_argument("--window", type=whole(), default=2_048, help="tokens read at once (2048)")
+        run.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="FIELD=VALUE",
+            help="change the model's configuration for inference, e.g. write_threshold=0.05",
+        )
+
+
+def _declare_option(
+    group: argparse._ArgumentGroup, option: "dataclasses.Field[Any]", hint: Any, document: str
+) -> None:
+    """One field as a flag. What is not given is left out, so that the field's default holds."""
+    flag = f"--{option.name.replace('_', '-')}"
+    default = None if option.default is dataclasses.MISSING else option.default
+    usual = "" if default is None or default == () else f" ({_shown(default)})"
+    if isinstance(default, bool):
+        group.add_argument(
+            f"--no-{option.name}" if default else flag,
+            dest=option.name,
+            action="store_false" if default else "store_true",
+            default=argparse.SUPPRESS,
+            help=f"do not {document}" if default else document,
+        )
+        return
+    group.add_argument(
+        flag,
+        type=_reader(hint, option.name),
+        required=option.default is dataclasses.MISSING,
+        metavar=_metavar(hint, option.name),
+        default=argparse.SUPPRESS,
+        help=f"{document}{usual}".replace("%", "%%"),
     )
-    text = parser.add_argument_group("s-niah")
-    text.add_argument("--kinds", type=_names, help="pk,n,w")
-    text.add_argument("--haystack", type=Path, help="text of the essay haystack: file or folder")
-    text.add_argument(
-        "--each-file",
-        action="store_const",
-        const=True,
-        help="every file of the haystack's folder is a haystack of its own; samples take turns",
-    )
-    text.add_argument("--words", type=Path, help="folder with adjectivelist.txt and nounlist.txt")
-    text.add_argument("--answer-tokens", type=_count, help="tokens to generate (128)")
-    text.add_argument("--depths", type=int, help="(also needle) depths of the map, e.g. 11")
-    tokens = parser.add_argument_group("needle, mqar, permutations")
-    tokens.add_argument("--num-needles", type=int)
-    tokens.add_argument("--num-keys", type=int)
-    tokens.add_argument("--num-values", type=int)
-    tokens.add_argument("--num-noise", type=int)
-    tokens.add_argument(
-        "--no-distractors",
-        dest="distractors",
-        action="store_const",
-        const=False,
-        help="of needle: keys and values occur in needles only",
-    )
-    tokens.add_argument("--setting", choices=["a", "b", "forgetting"], help="of mqar")
-    tokens.add_argument("--vocab-size", type=int, help="of mqar (8192)")
-    tokens.add_argument("--degree", type=int, help="of permutations: 3 or 5")
-    babi = parser.add_argument_group("babilong")
-    babi.add_argument("--tasks", type=_names, help="qa1,qa2,...,qa10")
-    babi.add_argument("--babi", type=Path, help="folder of bAbI's en-10k files")
-    babi.add_argument("--background", type=Path, help="books: file or folder")
-    lm = parser.add_argument_group("lm")
-    lm.add_argument("--text", type=Path, help="text or JSONL, also .gz")
-    lm.add_argument("--tail-bytes", type=int, help="only the last so many bytes of it")
-    recall = parser.add_argument_group("locomo (a text memory; takes no --model)")
-    recall.add_argument("--data", type=Path, help="LoCoMo's JSON file")
-    recall.add_argument("--encoder", help="minilm, or what `titans remember` takes")
-    recall.add_argument("--no-memory", dest="memory", action="store_const", const=False)
-    recall.add_argument("--no-captions", dest="captions", action="store_const", const=False)
-    recall.add_argument("--keep", type=float, help="share of the turns to keep, e.g. 0.5")
-    recall.add_argument("--keep-by", choices=["surprise", "length", "random"])
-    speed = parser.add_argument_group("throughput")
-    speed.add_argument("--phases", type=_names, help="train,prefill,decode")
-    speed.add_argument("--memory-depths", type=_numbers, help="e.g. 1,2,3,4")
-    speed.add_argument("--rows", type=int, help="texts side by side (4)")
+
+
+def _reader(hint: Any, name: str = "") -> Callable[[str], Any]:
+    """How a flag's text becomes a value of a type."""
+    parts = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case types.UnionType:
+            return _reader(parts[0], name)
+        case builtin if builtin is tuple:
+            return _lengths if name == "lengths" else _list_of(_reader(parts[0]))
+        case typing.Literal:
+            return _one_of(parts)
+        case typing.Annotated:
+            limits: Range = hint.__metadata__[0]
+            if parts[0] is float:
+                return number(limits.low, limits.high)
+            return whole(int(limits.low), LARGEST if math.isinf(limits.high) else int(limits.high))
+        case _:
+            return hint
+
+
+def _list_of(reader: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    return lambda text: tuple(reader(part.strip()) for part in text.split(","))
+
+
+def _one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text not in allowed:
+            raise argparse.ArgumentTypeError(f"one of {', '.join(allowed)}; got {text!r}")
+        return text
+
+    return convert
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    from titans.evaluation.lengths import parse_lengths
+
+    try:
+        return parse_lengths(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _metavar(hint: Any, name: str) -> str:
+    """What stands for a flag's value in the help."""
+    parts = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case types.UnionType:
+            return _metavar(parts[0], name)
+        case builtin if builtin is tuple:
+            return "2k,16k,..." if name == "lengths" else f"{_metavar(parts[0], name)},..."
+        case typing.Literal:
+            return "|".join(parts)
+        case typing.Annotated:
+            return "N" if parts[0] is int else "X"
+        case _:
+            return "PATH" if hint is Path else name.upper().rstrip("S")
+
+
+def _shown(value: object) -> str:
+    from titans.evaluation.lengths import format_length
+
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    is_round = isinstance(value, int) and value >= 1 << 10 and value % (1 << 10) == 0
+    return format_length(value) if is_round else str(value)  # type: ignore[arg-type]
+
+
+def field_documents(kind: type) -> dict[str, str]:
+    """The docstrings below a dataclass's fields, without their last full stop, by field."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(owner):
+            body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+            for above, below in pairwise(body):
+                if isinstance(above, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    text = " ".join(ast.literal_eval(below.value).split()).removesuffix(".")
+                    found[above.target.id] = text[:1].lower() + text[1:]  # type: ignore[attr-defined]
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the task, run it, print or write what came out."""
-    from titans.errors import ConfigError
-    from titans.evaluation.preflight import check_data
-    from titans.evaluation.registry import build_task
-    from titans.evaluation.runner import run_task
-    from titans.evaluation.subject import ModelSubject
-    from titans.settings import apply_settings
+    from titans.evaluation.registry import build_task, load_task
+    from titans.evaluation.runner import Stopped, run_task
 
-    options = {k: v for k, v in vars(args).items() if k not in SHARED and v is not None}
-    task = build_task(args.task, options)
-    if args.task != "locomo" and args.model is None:
-        raise ConfigError(f"{args.task} measures a model: give --model PATH")
-    _check_outputs(args)
-    check_data(task)
-    if args.task == "locomo":
-        return _run_locomo(task, args)
-    settings = apply_settings({}, args.set)
-    subject = ModelSubject.load(args.model, window=args.window, settings=settings)
-    path = None if args.json is None or str(args.json) == "-" else args.json
-    record = run_task(
-        task,  # type: ignore[arg-type]
-        subject,
-        subject.card(),
-        seed=args.seed,
-        path=path,
-        command=_command(args),
-    )
-    if args.figure:
+    fields = [option.name for option in dataclasses.fields(load_task(args.task))]  # type: ignore[arg-type]
+    task = build_task(args.task, {k: v for k, v in vars(args).items() if k in fields})
+    prints_json = str(args.json) == "-"
+    path = None if prints_json else args.json
+    _check_outputs(args, task)
+    task.check_data()
+    subject = _subject(args, task)
+    try:
+        record = run_task(
+            task,
+            subject,
+            subject.card(),
+            seed=args.seed,
+            path=path,
+            folder=RUNS,
+            command=_command(args, task),
+            say=_say,
+        )
+    except Stopped as stop:
+        _print_table(stop.record)
+        _say(
+            f"stopped; finished samples are kept in {stop.journal}: start the same command to go on"
+        )
+        return STOPPED
+    if getattr(args, "figure", None):
         from titans.evaluation.heatmap import draw_heat_map
 
         draw_heat_map(record, args.figure)
-        print(f"wrote {args.figure}", file=sys.stderr)
-    if args.json is not None and str(args.json) == "-":
+        _say(f"wrote {args.figure}")
+    if prints_json:
         print(record.to_json(), end="")
     else:
         _print_table(record)
     return 0
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
+def _subject(args: argparse.Namespace, task: "Task") -> Any:
+    """What is measured: a checkpoint, or what the task brings along."""
+    from titans.settings import apply_settings
+
+    if not task.reads_with_model:
+        return task.own_subject()
+    settings = apply_settings({}, args.set)
+
+    from titans.evaluation.model import ModelSubject
+
+    return ModelSubject.load(args.model, window=args.window, settings=settings)
+
+
+def _check_outputs(args: argparse.Namespace, task: "Task") -> None:
     """Refuse a record or figure that could not be written, before hours are spent on it."""
     from titans.errors import ConfigError
-    from titans.evaluation.preflight import check_file
+    from titans.files import check_target
 
-    if args.json is not None and str(args.json) != "-":
-        check_file(args.json, "--json")
-    if args.figure is None:
+    check_target(RUNS / "record.json" if args.json is None else args.json)
+    if getattr(args, "figure", None) is None:
         return
     from titans.evaluation.heatmap import SUFFIXES
 
-    if not args.depths:
+    if not task.depths:  # type: ignore[attr-defined]
         raise ConfigError("--figure draws accuracy by depth and length: give --depths, e.g. 11")
     if args.figure.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--figure {args.figure}: its name must end in {' or '.join(SUFFIXES)}")
-    check_file(args.figure, "--figure")
-
-
-def _run_locomo(task: object, args: argparse.Namespace) -> int:
-    """A benchmark of the text memory: no language model, no lengths, a table of its own."""
-    import json
-
-    from tqdm import tqdm
-
-    from titans.evaluation.locomo import Locomo
-    from titans.evaluation.records import describe_path
-    from titans.files import package_version, source_commit, write_text
-
-    assert isinstance(task, Locomo), "built by the registry"
-    with tqdm(total=1, unit="conversation", file=sys.stderr, desc="locomo") as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        rows = task.run(progress).rows()
-    report = {
-        "task": "locomo",
-        "data": describe_path(task.data),
-        "rows": rows,
-        "command": _command(args),
-        "commit": source_commit(),
-        "version": package_version(),
-    }
-    text = json.dumps(report, indent=1)
-    if args.json is not None and str(args.json) != "-":
-        write_text(args.json, text + "\n")
-    if str(args.json) == "-":
-        print(text)
-        return 0
-    _print_locomo(rows)
-    return 0
-
-
-def _print_locomo(rows: list[dict[str, object]]) -> None:
-    """Recall in % by category, each with its 95 % interval."""
-    metrics = [name for name in rows[0] if name.startswith("recall@")]
-    print(f"{'category':<15}{'n':>5}" + "".join(f"{name + ' [95 %]':>22}" for name in metrics))
-    for row in rows:
-        line = f"{row['category']:<15}{row['n']:>5}"
-        for name in metrics:
-            low, high = row[name.replace("recall", "interval")]  # type: ignore[misc]
-            line += f"{f'{row[name]:.1f} [{low:.1f}, {high:.1f}]':>22}"
-        print(line)
+    check_target(args.figure)
 
 
 def _print_table(record: "Record") -> None:
@@ -216,15 +310,17 @@ def _print_table(record: "Record") -> None:
         )
 
 
-def _command(args: argparse.Namespace) -> str:
+def _command(args: argparse.Namespace, task: "Task") -> str:
     """The command line that makes this record: files by their last part, the model as given.
 
-    A model's path that is absolute, or leads out of the working folder, tells of the machine: of
-    such a one the name is left, too.
+    A model's path that is absolute, or leads out of the working folder, belongs to this machine:
+    only its name is stated. Numbers of samples and lengths are stated even if they are defaults,
+    which may change.
     """
     words = ["titans", "eval", args.task]
-    for name, value in vars(args).items():
-        if name in ("task", "run", "json", "figure") or value is None or value == []:
+    stated = {name: getattr(task, name, None) for name in ("lengths", "samples")}
+    for name, value in {**vars(args), **stated}.items():
+        if name in ("task", "run", "json", "figure") or value in (None, [], ()):
             continue
         flag = f"--{name.replace('_', '-')}"
         if name == "set":
@@ -240,28 +336,5 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _lengths(text: str) -> tuple[int, ...]:
-    from titans.evaluation.lengths import parse_lengths
-
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str, least: int = 1) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"a whole number of at least {least}; got {text!r}")
-    return int(text)
-
-
-def _count_from_0(text: str) -> int:
-    return _count(text, least=0)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_count(part.strip()) for part in text.split(","))
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

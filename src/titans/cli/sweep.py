@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from titans.cli.values import number
 
 if TYPE_CHECKING:
-    from titans.evaluation.records import Record
-    from titans.evaluation.sweep import Entry, Job
-    from titans.evaluation.sweep_file import Evaluation, Sweep
+    from titans.evaluation.record import Record
+    from titans.evaluation.sweep import Entry, Evaluation, Job, Sweep
     from titans.models import TitansForCausalLM
 
 EXAMPLES = """examples:
@@ -49,9 +48,15 @@ def run(args: argparse.Namespace) -> int:
     """Plan, run what is missing, print the table."""
     import dataclasses
 
-    from titans.evaluation.preflight import check_folder
-    from titans.evaluation.sweep import choose_rows, plan_jobs, publish, run_sweep, summarise
-    from titans.evaluation.sweep_file import load_sweep
+    from titans.evaluation.sweep import (
+        choose_rows,
+        load_sweep,
+        plan_jobs,
+        publish,
+        run_sweep,
+        summarise,
+    )
+    from titans.files import check_target
 
     sweep = load_sweep(args.file)
     sweep = dataclasses.replace(sweep, set=(*sweep.set, *args.set))
@@ -61,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / sweep.name
     _check_evaluations(sweep)
     _check_rows(sweep, base)
-    check_folder(out, "--out")
-    if args.records:
-        check_folder(args.records, "--records")
+    for folder in (out, args.records):
+        if folder is not None:
+            check_target(folder / "record.json")
     jobs = plan_jobs(sweep, _match_rows(sweep, base))
     if args.rows:
         jobs = choose_rows(jobs, args.rows.split(","))
@@ -110,15 +115,15 @@ def _train(base: Path, job: "Job", folder: Path) -> None:
 
 
 def _evaluate(job: "Job", evaluation: "Evaluation", folder: Path, file: Path) -> "Record":
-    from titans.evaluation.registry import build_task, convert_options
+    from titans.evaluation.model import ModelSubject
+    from titans.evaluation.registry import build_task
     from titans.evaluation.runner import run_task
-    from titans.evaluation.subject import ModelSubject
 
-    task = build_task(evaluation.task, convert_options(evaluation.options))
+    task = build_task(evaluation.task, evaluation.options)
     subject = ModelSubject.load(folder / "checkpoints" / "last", settings=evaluation.settings)
     subject.name = job.name
     return run_task(
-        task,  # type: ignore[arg-type]
+        task,
         subject,
         subject.card(),
         path=file,
@@ -129,19 +134,21 @@ def _evaluate(job: "Job", evaluation: "Evaluation", folder: Path, file: Path) ->
 def _check_evaluations(sweep: "Sweep") -> None:
     """Build every benchmark and look for its data: they are needed only when a row has trained."""
     from titans.errors import ConfigError
-    from titans.evaluation.preflight import check_data
-    from titans.evaluation.registry import build_task, convert_options
+    from titans.evaluation.registry import build_task
 
     for evaluation in sweep.evaluations:
         with _named(f"evaluation {evaluation.record_name!r}"):
-            if evaluation.task == "locomo":
-                raise ConfigError("locomo measures a text memory, no row: use `titans eval locomo`")
-            check_data(build_task(evaluation.task, convert_options(evaluation.options)))
+            task = build_task(evaluation.task, evaluation.options)
+            if not task.reads_with_model:
+                raise ConfigError(
+                    f"{task.name} measures no model, so no row: use `titans eval {task.name}`"
+                )
+            task.check_data()
 
 
 def _check_rows(sweep: "Sweep", base: Path) -> None:
     """Build every row's run as far as is possible without weights, before the first one trains."""
-    from titans.evaluation.subject import with_settings
+    from titans.evaluation.model import with_settings
 
     for row in sweep.rows:
         with _named(f"row {row.name!r}"):

@@ -1,1 +1,2 @@
-"""From text, datasets and synthetic tasks to batches of tokens. Nothing here knows a model."""
+"""From text, datasets and the generators of `titans.tasks` to batches of tokens. Nothing here
+knows a model."""

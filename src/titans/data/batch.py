@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-IGNORED = -100
-"""A target that counts for nothing (Hugging Face's convention)."""
+from titans.tasks.tokens import IGNORED
 
 
 @dataclass(frozen=True)

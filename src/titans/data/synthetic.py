@@ -1,4 +1,4 @@
-"""Streams of synthetic tasks: the generators of `data.tasks` as training batches.
+"""Streams of synthetic tasks: the generators of `titans.tasks` as training batches.
 
 A batch is drawn from one variation of the task (`data.mixture`), so its rows are of one kind.
 Random numbers come from (seed, split, step) for tasks of tokens and (seed, split, step, row) for
@@ -15,30 +15,31 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from titans.data.batch import IGNORED, Window
+from titans.data.batch import Window
 from titans.data.config import DataConfig
-from titans.data.tasks.babilong import (
-    BabilongSample,
-    BabilongTask,
-    Background,
-    find_babi_file,
-    read_babi,
-    stories,
-)
-from titans.data.tasks.haystack import Essay, read_books
-from titans.data.tasks.mqar import MqarTask
-from titans.data.tasks.needle import NeedleTask
-from titans.data.tasks.niah import KeyWords, NiahTask
-from titans.data.tasks.permutations import PermutationTask
-from titans.data.tasks.records import TextSample, TokenTask
 from titans.data.tokenizer import encode_document, end_token
 from titans.errors import ConfigError, DataError
 from titans.settings import build, check_keys
+from titans.tasks.babilong import (
+    BabilongGenerator,
+    Background,
+    find_babi_file,
+    question_text,
+    read_babi,
+    stories,
+)
+from titans.tasks.mqar import MqarGenerator
+from titans.tasks.needle import NeedleGenerator
+from titans.tasks.niah import KeyWords, NiahGenerator, TextSample
+from titans.tasks.permutations import PermutationGenerator
+from titans.tasks.task import config_errors
+from titans.tasks.text.haystack import Essay, read_books
+from titans.tasks.tokens import IGNORED, TokenGenerator
 
-TOKEN_TASKS: dict[str, type[TokenTask]] = {
-    "mqar": MqarTask,
-    "needle": NeedleTask,
-    "state_tracking": PermutationTask,
+TOKEN_TASKS: dict[str, type[TokenGenerator]] = {
+    "mqar": MqarGenerator,
+    "needle": NeedleGenerator,
+    "state_tracking": PermutationGenerator,
 }
 TRAIN_SPLIT, HELD_OUT_SPLIT = 0, 1
 MIXTURE_STREAM = 3
@@ -60,7 +61,7 @@ class Variation(Protocol):
 class TokenVariation:
     """Sequences of tokens, made by a whole batch at a time."""
 
-    task: TokenTask
+    task: TokenGenerator
 
     def windows(self, seed: list[int], size: int, rows: range) -> list[Window]:
         """The whole batch is cheap; only the rows asked for are kept."""
@@ -171,16 +172,6 @@ def synthetic_vocab_size(config: DataConfig) -> int | None:
     return max(sizes)
 
 
-def babilong_question(question: str) -> str:
-    """How a question is put."""
-    return f"\nQuestion: {question}\nAnswer:"
-
-
-def babilong_prompt(sample: BabilongSample, encode: Callable[[str], np.ndarray]) -> np.ndarray:
-    """What a model reads before it answers."""
-    return np.concatenate([sample.context, encode(babilong_question(sample.question))])
-
-
 def _variation(
     config: DataConfig,
     options: dict[str, object],
@@ -197,13 +188,9 @@ def _variation(
     return TextVariation(_Babilong.build(config, options, tokenizer, held_out), prompt_loss)
 
 
-def _token_task(source: str, options: Mapping[str, object]) -> TokenTask:
-    try:
+def _token_task(source: str, options: Mapping[str, object]) -> TokenGenerator:
+    with config_errors(f"data.task ({source})"):
         return build(TOKEN_TASKS[source], options, "data.task.")
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"data.task ({source}): {error}") from error
 
 
 @lru_cache(maxsize=2)
@@ -216,7 +203,7 @@ def _essay(path: str) -> Essay:
 class _Niah:
     """Draws S-NIAH prompts of one length."""
 
-    task: NiahTask
+    task: NiahGenerator
     length: int
     tokenizer: PreTrainedTokenizerBase
 
@@ -230,15 +217,13 @@ class _Niah:
         if kind != "pk" and config.path is None:
             raise ConfigError(f"data.task.kind={kind!r} needs a haystack: set data.path to a text")
         words = options.get("words_path")
-        try:
-            task = NiahTask(
+        with config_errors("data.task (niah)"):
+            task = NiahGenerator(
                 kind=kind,  # type: ignore[arg-type]
                 essay=_essay(config.path) if config.path and kind != "pk" else None,
                 words=KeyWords.load(str(words)) if words else KeyWords.default(),
                 answer_tokens=int(options.get("answer_tokens", 40)),  # type: ignore[call-overload]
             )
-        except ValueError as error:
-            raise ConfigError(f"data.task (niah): {error}") from error
         return cls(task, int(options["length"]), tokenizer)  # type: ignore[call-overload]
 
     def __call__(self, rng: np.random.Generator) -> list[Exchange]:
@@ -267,7 +252,7 @@ class _Niah:
 class _Babilong:
     """Draws BABILong questions of one task and length."""
 
-    task: BabilongTask
+    task: BabilongGenerator
     usable: tuple[range, ...]
     """Questions of one story each, up to the one that is asked at the end."""
     length: int
@@ -295,7 +280,7 @@ class _Babilong:
         cut = round(len(questions) * (1 - HELD_OUT_QUESTIONS))
         length = int(options["length"])  # type: ignore[call-overload]
         encode = _TokenList(tokenizer)
-        task = BabilongTask(
+        task = BabilongGenerator(
             questions=questions[cut:] if held_out else questions[:cut],
             background=Background(read_books(config.path), encode),
             encode=encode,
@@ -318,7 +303,7 @@ class _Babilong:
             # A question is put once its facts are told: right before the next one, or at the end.
             end = (*sample.fact_starts, len(sample.context))[len(question.facts)]
             told = np.asarray(sample.context[begin:end], dtype=np.int64)
-            asked = self._encode(babilong_question(question.question))
+            asked = self._encode(question_text(question.question))
             answer = self._encode(f" {question.answer}.")
             exchanges.append(Exchange(np.concatenate([told, asked]), answer))
             begin = end

@@ -1,1 +1,1 @@
-"""Benchmarks: one file per task, every result a typed record that can be regenerated."""
+"""Runs benchmarks (`titans.tasks`, and those here) and keeps every result as a typed record."""

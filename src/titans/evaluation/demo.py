@@ -14,12 +14,11 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from titans.data.tasks.needle import NeedleTask
-from titans.data.tasks.needle_words import needle_words
-from titans.data.tasks.records import IGNORE, TokenBatch
 from titans.evaluation.lengths import format_length
-from titans.evaluation.subject import ModelSubject
+from titans.evaluation.model import ModelSubject
 from titans.files import write_figure
+from titans.tasks.needle import NeedleGenerator, needle_words
+from titans.tasks.tokens import IGNORED, TokenBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ def run_demo(
     Args:
         distractors: let names and cities occur outside needles, too.
     """
-    task = NeedleTask(length=length, num_needles=num_needles, distractors=distractors)
+    task = NeedleGenerator(length=length, num_needles=num_needles, distractors=distractors)
     batch = task.batch(np.random.default_rng(seed), 1)
     words = needle_words()
     subjects = [ModelSubject.load(path) for path in checkpoints]
@@ -126,7 +125,7 @@ def _read(subject: ModelSubject, batch: TokenBatch, bar: tqdm) -> tuple[Reader, 
         positions=tuple(positions),
         state_bytes=tuple(sizes),
     )
-    chosen = torch.cat(predictions, dim=1).numpy()[batch.labels != IGNORE]
+    chosen = torch.cat(predictions, dim=1).numpy()[batch.labels != IGNORED]
     return reader, chosen.tolist()
 
 
@@ -135,7 +134,7 @@ def _questions(
 ) -> tuple[Question, ...]:
     tokens, labels = batch.tokens[0], batch.labels[0]
     places = {int(tokens[t + 1]): int(t) for t in np.flatnonzero(tokens == 1)}
-    asked = np.flatnonzero(labels != IGNORE)
+    asked = np.flatnonzero(labels != IGNORED)
     return tuple(
         Question(
             key=words[tokens[t]],

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from titans.errors import DataError
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import Record, Score
+from titans.evaluation.record import Record, Score
 from titans.files import write_figure
 
 SUFFIXES = (".png", ".pdf")

@@ -14,28 +14,30 @@ from pathlib import Path
 import numpy as np
 
 from titans.data.corpus import Corpus, find_files
-from titans.data.tasks.records import IntArray
 from titans.errors import ConfigError, DataError
-from titans.evaluation.records import Score, describe_path, mean_score
-from titans.evaluation.subject import Subject
-from titans.evaluation.tasks import Cell, Outcome, batch_for, require_text
+from titans.settings import Count, Whole
+from titans.tasks.score import Score, mean_score
+from titans.tasks.task import Cell, IntArray, Outcome, Subject, Task, batch_for, require_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelling:
+class LanguageModelling(Task):
     """Cross-entropy of a text."""
 
-    lengths: tuple[int, ...] = (256, 512, 1_024, 2_048)
-    samples: int = 0
+    lengths: tuple[Count, ...] = (256, 512, 1_024, 2_048)
+    """Lengths of the windows in the model's own tokens; each must divide the longest."""
+    samples: Whole = 50
     """Windows of the longest length; shorter lengths read the same tokens. 0: the whole text."""
     text: Path | None = None
-    """A text or JSONL file (also .gz), or a folder of them."""
-    tail_bytes: int = 0
+    """A text or JSONL file (also .gz), or a folder of them (required)."""
+    tail_bytes: Whole = 0
     """Only the last so many bytes of the text: enwik8's test part is its last 5,000,000. 0: all."""
 
     name = "lm"
+    example = "--model checkpoints/bytes-mac --text README.md --lengths 256,2k"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.text is None:
             raise ConfigError("language modelling needs a text: give --text PATH")
         longest = max(self.lengths)
@@ -47,11 +49,13 @@ class LanguageModelling:
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""
-        return {
-            "text": describe_path(self.text),
-            "tail_bytes": self.tail_bytes,
-            "windows": self.samples,
-        }
+        return {**super().options(), "windows": self.samples}
+
+    def check_data(self) -> None:
+        """List the files of the text."""
+        super().check_data()
+        assert self.text is not None, "checked at construction"
+        find_files(self.text)
 
     def bind(self, subject: Subject) -> "BoundLanguageModelling":
         """The task with its text in the subject's tokens: only then its cells are known."""
@@ -64,7 +68,7 @@ class LanguageModelling:
 
 
 @dataclass(frozen=True)
-class BoundLanguageModelling:
+class BoundLanguageModelling(Task):
     """`LanguageModelling` on the tokens of one model."""
 
     task: LanguageModelling
@@ -100,8 +104,6 @@ class BoundLanguageModelling:
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
     ) -> list[Outcome]:
         """Nats, bytes and state of each window; nats and bytes by octave of the position, too."""
-        assert cell.length is not None, "every cell of this task has a length"
-        subject.check_length(cell.length)
         windows = np.stack([self.tokens[s * cell.length : (s + 1) * cell.length] for s in samples])
         reading = subject.losses(windows)
         outcomes = []
@@ -123,7 +125,6 @@ class BoundLanguageModelling:
 
         The longest length has the first two by position as well.
         """
-        assert cell.length is not None, "every cell of this task has a length"
         tokens = (cell.length - 1) * len(outcomes)
         bytes_per_token = math.fsum(outcome["bytes"] for outcome in outcomes) / tokens
         nats = [outcome["nats"] / (cell.length - 1) for outcome in outcomes]
@@ -150,7 +151,7 @@ def _octaves(length: int) -> list[tuple[int, int]]:
 def _both(
     nats: Sequence[float], bytes_per_token: float, length: int, detail: dict[str, int]
 ) -> list[Score]:
-    """Bits per byte and perplexity; the latter alone where the tokens stand for no byte."""
+    """Bits per byte and perplexity; only perplexity if the tokens stand for no byte."""
     mean = mean_score(nats, "nats_per_token", length=length)
     perplexity = Score(
         metric="perplexity",

@@ -1,31 +1,39 @@
 """LoCoMo: does the text memory find the turns that answer questions about a long conversation?
 
 `titans eval locomo --data FILE`. The score of a question is the share of its evidence turns among
-the k recalled; categories 1 to 4 count (5 is adversarial: its "evidence" is a lure). No LLM takes
-part. The data (CC BY-NC 4.0) is not shipped.
+the k recalled; categories 1 to 4 count (5 is adversarial: its "evidence" is a lure). There is no
+LLM. The data (CC BY-NC 4.0) is not shipped.
 """
 
+import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from titans.errors import DataError
+from titans.evaluation.record import ModelCard
+from titans.files import read_text
 from titans.recall.config import RecallConfig
 from titans.recall.encoder import Encoder, TokenVectors, load_encoder
 from titans.recall.memory import TextMemory
-from titans.recall.search.fusion import FusionWeights
+from titans.recall.search.fusion import FusionWeights, load_fusion
 from titans.recall.store import SQLiteStore
+from titans.settings import Share
+from titans.tasks.score import Score
+from titans.tasks.task import Cell, Outcome, Task
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
 CUTOFFS = (5, 10, 20)
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -56,89 +64,163 @@ class Conversation:
     questions: list[Question]
 
 
-@dataclass(frozen=True)
-class Locomo:
-    """Options of the benchmark."""
+@dataclass(frozen=True, kw_only=True)
+class Locomo(Task):
+    """Recall of the turns that answer a question, over all questions and by category."""
 
     data: Path
+    """JSON file of LoCoMo, such as locomo10.json."""
+    encoder: str = "minilm"
+    """Encoder of the texts, as `titans remember` takes it."""
     captions: bool = True
     """Append the caption of a shared picture to its turn, as a person would see it."""
     memory: bool = True
     """Let the neural memory take part in the score."""
-    keep: float = 1.0
-    """Keep only this share of the turns in the store..."""
-    keep_by: str = "surprise"
-    """...the most surprising, the longest, or random ones."""
-    encoder: str = "minilm"
+    keep: Share = 1.0
+    """Keep only this share of the turns in the store."""
+    keep_by: Literal["surprise", "length", "random"] = "surprise"
+    """Which turns are kept: the most surprising, the longest, or random ones."""
 
-    def run(self, progress: Progress | None = None) -> "LocomoResult":
-        """Feed every conversation to a store of its own and ask all questions."""
-        encoder = CachingEncoder(load_encoder(self.encoder))
-        found: list[NDArray[np.float64]] = []
-        categories: list[int] = []
-        conversations = load_conversations(self.data, captions=self.captions)
-        for number, conversation in enumerate(conversations):
-            kept = self._kept(conversation, encoder)
-            with tempfile.TemporaryDirectory() as folder:
-                config = RecallConfig(encoder=self.encoder, use_memory=self.memory)
-                with fill(Path(folder), conversation, config, encoder, kept) as memory:
-                    for question in conversation.questions:
-                        ids = [r.id for r in memory.recall(question.text, max(CUTOFFS))]
-                        found.append(recall_at(ids, question.evidence))
-                        categories.append(question.category)
-            if progress is not None:
-                progress(number + 1, len(conversations))
-        return LocomoResult(np.array(found), np.array(categories))
+    name = "locomo"
+    example = "--data locomo10.json"
+    unit = "question"
+    reads_with_model = False
 
-    def _kept(self, conversation: Conversation, encoder: Encoder) -> set[str] | None:
-        if self.keep >= 1:
-            return None
+    def check_data(self) -> None:
+        """Read the conversations."""
+        super().check_data()
+        if not self._questions:
+            raise DataError(f"{self.data} has no question of categories 1 to 4")
+
+    def own_subject(self) -> "TextMemorySubject":
+        """The text memory with its encoder."""
+        return TextMemorySubject(load_encoder(self.encoder))
+
+    def cells(self) -> list[Cell]:
+        """All questions, conversation by conversation."""
+        return [Cell(samples=len(self._questions), batch_size=64)]
+
+    def measure(
+        self, subject: "TextMemorySubject", cell: Cell, seed: int, samples: Sequence[int]
+    ) -> list[Outcome]:
+        """The share of a question's evidence among the first k turns recalled."""
+        outcomes = []
+        for sample in samples:
+            conversation, question = self._questions[sample]
+            memory = self._filled.of(conversation, lambda c=conversation: self._fill(c, subject))
+            ids = [record.id for record in memory.recall(question.text, max(CUTOFFS))]
+            found = recall_at(ids, question.evidence)
+            shares = {f"recall@{k}": float(v) for k, v in zip(CUTOFFS, found, strict=True)}
+            outcomes.append({"category": float(question.category), **shares})
+        if samples[-1] == cell.samples - 1:
+            self._filled.close()
+        return outcomes
+
+    def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
+        """Recall over all questions, then by category."""
+        recalls = [[outcome[f"recall@{k}"] for k in CUTOFFS] for outcome in outcomes]
+        return recall_scores(np.array(recalls), np.array([o["category"] for o in outcomes]))
+
+    @cached_property
+    def _conversations(self) -> list[Conversation]:
+        return load_conversations(self.data, captions=self.captions)
+
+    @cached_property
+    def _questions(self) -> list[tuple[Conversation, Question]]:
+        return [(c, question) for c in self._conversations for question in c.questions]
+
+    @cached_property
+    def _filled(self) -> "Filled":
+        return Filled()
+
+    def _fill(self, conversation: Conversation, subject: "TextMemorySubject") -> "Store":
+        config = RecallConfig(encoder=self.encoder, use_memory=self.memory)
+        kept = None if self.keep >= 1 else self._kept(conversation, subject.encoder)
+        return filled(conversation, config, subject.encoder, kept)
+
+    def _kept(self, conversation: Conversation, encoder: Encoder) -> set[str]:
         turns = conversation.turns
         if self.keep_by == "surprise":
-            config = RecallConfig(encoder=self.encoder)
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                fill(Path(folder), conversation, config, encoder) as memory,
-            ):
+            with filled(conversation, RecallConfig(encoder=self.encoder), encoder) as memory:
                 worth = [record.surprise for record in memory.records()]
         elif self.keep_by == "length":
             worth = [float(len(turn.text)) for turn in turns]
-        elif self.keep_by == "random":
-            worth = np.random.default_rng(0).random(len(turns)).tolist()
         else:
-            raise DataError(f"keep_by must be surprise, length or random, got {self.keep_by!r}")
+            worth = np.random.default_rng(0).random(len(turns)).tolist()
         order = np.argsort(-np.array(worth), kind="stable")[: round(self.keep * len(turns))]
         return {turns[i].id for i in order}
 
 
-@dataclass(frozen=True)
-class LocomoResult:
-    """Recall at each cutoff, `[questions, cutoffs]` in [0, 1], and the categories."""
+class TextMemorySubject:
+    """The text memory as a benchmark's subject: what it is, and an encoder for all its stores."""
 
-    recalls: NDArray[np.float64]
-    categories: NDArray[np.int64]
+    name = "text-memory"
 
-    def rows(self) -> list[dict[str, object]]:
-        """The table: all questions, then each category, with bootstrap intervals."""
-        groups = [("all (1-4)", np.ones(len(self.categories), bool))]
-        groups += [(f"{c} {name}", self.categories == c) for c, name in CATEGORIES.items()]
-        table: list[dict[str, object]] = []
-        for name, chosen in groups:
-            if not chosen.any():
-                continue
-            values = 100 * self.recalls[chosen]
-            low, high = bootstrap(values)
-            row: dict[str, object] = {"category": name, "n": int(chosen.sum())}
-            for i, k in enumerate(CUTOFFS):
-                row[f"recall@{k}"] = round(float(values[:, i].mean()), 1)
-                row[f"interval@{k}"] = [round(float(low[i]), 1), round(float(high[i]), 1)]
-            table.append(row)
-        return table
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = CachingEncoder(encoder)
 
-    def against(self, other: "LocomoResult") -> list[dict[str, object]]:
-        """What this result has more than another on the same questions, paired by question."""
-        difference = LocomoResult(self.recalls - other.recalls, self.categories)
-        return difference.rows()
+    def card(self) -> ModelCard:
+        """Which encoder, and which weights mix the features."""
+        weights = load_fusion(True), load_fusion(False)
+        state = json.dumps([self.encoder.name, *(fusion.weights for fusion in weights)])
+        return ModelCard(
+            name=self.name,
+            variant="recall",
+            num_parameters=0,
+            vocab_size=0,
+            digest=hashlib.sha256(state.encode()).hexdigest()[:12],
+            settings={"encoder": self.encoder.name},
+        )
+
+    def check_length(self, length: int) -> None:
+        """Conversations of any length are read."""
+
+
+class Filled:
+    """The store of one conversation at a time."""
+
+    def __init__(self) -> None:
+        self._conversation: Conversation | None = None
+        self._open = ExitStack()
+        self._memory: TextMemory | None = None
+
+    def of(self, conversation: Conversation, fill: Callable[[], "Store"]) -> TextMemory:
+        """The store of this conversation; that of another is closed."""
+        if self._memory is None or self._conversation is not conversation:
+            self.close()
+            self._memory = self._open.enter_context(fill())
+            self._conversation = conversation
+        return self._memory
+
+    def close(self) -> None:
+        """Close the store and remove it."""
+        self._memory = None
+        self._open.close()
+
+
+def recall_scores(recalls: NDArray[np.float64], categories: NDArray[Any]) -> list[Score]:
+    """Means with bootstrap intervals of `[questions, cutoffs]`: of all, then by category.
+
+    With differences of two runs on the same questions these are paired.
+    """
+    groups = {"all": np.ones(len(categories), bool)}
+    groups |= {name: categories == number for number, name in CATEGORIES.items()}
+    scores = []
+    for name, chosen in groups.items():
+        if chosen.any():
+            low, high = bootstrap(recalls[chosen])
+            scores += [
+                Score(
+                    metric=f"recall@{k}",
+                    value=float(recalls[chosen][:, i].mean()),
+                    low=float(low[i]),
+                    high=float(high[i]),
+                    samples=int(chosen.sum()),
+                    detail={"category": name},
+                )
+                for i, k in enumerate(CUTOFFS)
+            ]
+    return scores
 
 
 class CachingEncoder:
@@ -158,21 +240,25 @@ class CachingEncoder:
         return [self._seen[text] for text in texts]
 
 
-def fill(
-    folder: Path,
+Store = AbstractContextManager[TextMemory]
+
+
+@contextmanager
+def filled(
     conversation: Conversation,
     config: RecallConfig,
     encoder: Encoder,
     kept: set[str] | None = None,
-) -> TextMemory:
-    """A new store with the turns of a conversation, or those of them in `kept`."""
-    # Durability costs most of the time here, and the store is thrown away.
-    store = SQLiteStore(folder / "locomo.db", is_durable=False)
-    memory = TextMemory(store, conversation.id, config, encoder=encoder)
-    for turn in conversation.turns:
-        if kept is None or turn.id in kept:
-            memory.remember(turn.text, speaker=turn.speaker, time=turn.time, id=turn.id)
-    return memory
+) -> Iterator[TextMemory]:
+    """A store, for a while, with the turns of a conversation, or those of them in `kept`."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Durability costs most of the time here, and the store is thrown away.
+        store = SQLiteStore(Path(folder) / "locomo.db", is_durable=False)
+        with TextMemory(store, conversation.id, config, encoder=encoder) as memory:
+            for turn in conversation.turns:
+                if kept is None or turn.id in kept:
+                    memory.remember(turn.text, speaker=turn.speaker, time=turn.time, id=turn.id)
+            yield memory
 
 
 def recall_at(ids: Sequence[str], evidence: frozenset[str]) -> NDArray[np.float64]:
@@ -194,7 +280,7 @@ def bootstrap(
 def load_conversations(path: Path, *, captions: bool = True) -> list[Conversation]:
     """Read LoCoMo's JSON; malformed evidence is repaired, questions without any are left out."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
         return [_conversation(entry, captions) for entry in content]
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
@@ -250,10 +336,7 @@ class Example:
 
 def collect_examples(conversation: Conversation, encoder: Encoder) -> list[Example]:
     """Feed a conversation to a store and take down the features behind every question."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        fill(Path(folder), conversation, RecallConfig(), encoder) as memory,
-    ):
+    with filled(conversation, RecallConfig(), encoder) as memory:
         seqs = [record.id for record in memory.records()]
         examples: list[Example] = []
         for question in conversation.questions:

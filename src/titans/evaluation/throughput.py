@@ -14,10 +14,11 @@ from typing import Literal
 import torch
 
 from titans.errors import ConfigError
-from titans.evaluation.records import Score, mean_score
-from titans.evaluation.subject import ModelSubject, Subject, with_settings
-from titans.evaluation.tasks import Cell, Outcome
+from titans.evaluation.model import ModelSubject, with_settings
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.settings import Count
+from titans.tasks.score import Score, mean_score
+from titans.tasks.task import Cell, Outcome, Subject, Task
 
 Phase = Literal["train", "prefill", "decode"]
 PHASES: tuple[Phase, ...] = ("train", "prefill", "decode")
@@ -25,30 +26,28 @@ DECODED_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Throughput:
+class Throughput(Task):
     """Speed on this machine, one thread."""
 
-    lengths: tuple[int, ...] = (512, 1_024, 2_048)
-    samples: int = 3
+    lengths: tuple[Count, ...] = (512, 1_024, 2_048)
+    """Lengths in tokens."""
+    samples: Count = 3
     """Timed repetitions of each cell, after one that is not timed."""
     phases: tuple[Phase, ...] = PHASES
-    memory_depths: tuple[int, ...] = ()
+    """What is timed: train, prefill, decode."""
+    memory_depths: tuple[Count, ...] = ()
     """Depths of the memory network to time; only the model's own when empty."""
-    rows: int = 4
+    rows: Count = 4
     """Texts side by side in training and prefill, at every length; decoding has one."""
 
     name = "throughput"
+    example = "--model checkpoints/bytes-mac --phases prefill --memory-depths 1,2"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         unknown = [phase for phase in self.phases if phase not in PHASES]
         if unknown:
             raise ConfigError(f"phases are {', '.join(PHASES)}; got {', '.join(unknown)}")
-        if self.rows < 1:
-            raise ConfigError(f"rows must be at least 1, got {self.rows}")
-        if min(self.lengths) < 1:
-            raise ConfigError(f"lengths must be at least 1 token, got {min(self.lengths)}")
-        if min(self.memory_depths, default=1) < 1:
-            raise ConfigError(f"memory_depths must be at least 1, got {min(self.memory_depths)}")
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""
@@ -72,10 +71,9 @@ class Throughput:
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
     ) -> list[Outcome]:
         """Time the model with and without its memories, alternating."""
-        if not isinstance(subject, ModelSubject) or cell.length is None:
+        if not isinstance(subject, ModelSubject):
             raise ConfigError("throughput is measured on a model of this package")
-        subject.check_length(cell.length)
-        # Every depth, not only this cell's: a wrong one is told before the first is timed.
+        # Every depth, not only this cell's: a wrong one is refused before the first is timed.
         configs = {d: _with_depth(subject.config, d) for d in (self.memory_depths or (None,))}
         config = configs[cell.detail.get("depth")]  # type: ignore[index]
         bare = _without_memory(config)
@@ -138,7 +136,7 @@ def _with_depth(config: TitansConfig, depth: int | None) -> TitansConfig:
 
 
 def _without_memory(config: TitansConfig) -> TitansConfig | None:
-    """The same model with its memories left out; None where it has none."""
+    """The same model with its memories left out; None if it has none."""
     if not config.has_memory:
         return None
     changed = copy.deepcopy(config)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from titans.errors import DataError
 from titans.files import is_out_of_space, write_text
@@ -93,6 +93,26 @@ def read_log(run: str | Path) -> list[Record]:
             # A killed process may leave half of its last line.
             continue
     return records
+
+
+class Trained(NamedTuple):
+    """What a training came to."""
+
+    steps: int
+    tokens: int
+    seconds: float
+
+
+def read_training(run: str | Path) -> Trained | None:
+    """Steps, tokens and seconds of a run; None without a log, or before its first line."""
+    path = Path(run)
+    if not (path / LOG_NAME if path.is_dir() else path).is_file():
+        return None
+    train: list[dict[str, Any]] = [line for line in read_log(path) if line.get("kind") == "train"]
+    if not train:
+        return None
+    last = train[-1]
+    return Trained(last["step"], last["tokens"], sum(line["seconds"] for line in train))
 
 
 def _joined(logs: list[list[Record]]) -> list[Record]:

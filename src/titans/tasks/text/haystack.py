@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from titans.data.tasks.sentences import split_sentences
 from titans.errors import DataError
 from titans.files import read_text
+from titans.tasks.text.sentences import split_sentences
 
 
 def read_books(path: str | Path) -> list[str]:

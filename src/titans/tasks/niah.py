@@ -11,16 +11,28 @@ the answer, in the tokens of the model that will read it.
 import itertools
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from titans.data.tasks.haystack import Essay
-from titans.data.tasks.records import TextSample
-from titans.errors import DataError
+from titans.errors import ConfigError, DataError
+from titans.settings import Count, Whole
+from titans.tasks.task import (
+    GENERATED_TOGETHER,
+    Cell,
+    Outcome,
+    Subject,
+    Task,
+    batch_for,
+    depth_details,
+    depth_of,
+    require_text,
+)
+from titans.tasks.text.haystack import Essay, read_books
 
 CountTokens = Callable[[str], int]
 
@@ -95,7 +107,21 @@ KINDS: tuple[Kind, ...] = ("pk", "n", "w")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NiahTask:
+class TextSample:
+    """A prompt and the strings that a right answer contains."""
+
+    prompt: str
+    """Everything the model reads, the beginning of the answer included where there is one."""
+    answers: tuple[str, ...]
+    """Strings that count."""
+    depth: float
+    """Where the needle lies: 0 is the start of the context, 1 its end."""
+    num_tokens: int
+    """Length of the sample as the task counts it, in the tokens of the given encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NiahGenerator:
     """One of the three tasks, ready to be sampled at any length."""
 
     kind: Kind
@@ -215,3 +241,109 @@ def contains_answer(output: str, answers: tuple[str, ...]) -> float:
     """RULER's `string_match_all`: the share of answers that `output` contains, in any case."""
     text = output.lower()
     return sum(answer.lower() in text for answer in answers) / len(answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNiah(Task):
+    """Accuracy by task and length, or by depth and length."""
+
+    lengths: tuple[Count, ...] = (2_048, 4_096, 8_192)
+    """Lengths in the model's own tokens."""
+    samples: Count = 20
+    """Prompts of each cell; the task is defined with 500."""
+    kinds: tuple[Kind, ...] = ("pk",)
+    """Tasks: pk (passkey in noise), n (number in a text), w (uuid in a text)."""
+    haystack: Path | None = None
+    """Text that n and w hide needles in: a file, or a folder whose files follow each other."""
+    each_file: bool = False
+    """Every file of the folder is a haystack of its own, and samples take turns; else all samples
+    of a length hide their needle in the same text, as the task defines it."""
+    words: Path | None = None
+    """Folder with adjectivelist.txt and nounlist.txt for the keys; default: built-in words."""
+    depths: Whole = 0
+    """So many depths from 0 to 1, each a cell; 0: needles are where the task puts them."""
+    answer_tokens: Count = ANSWER_TOKENS
+    """Tokens that are generated, and kept free within the length."""
+
+    name = "s-niah"
+    example = "--model checkpoints/niah-mac --kinds pk,n --haystack BOOKS --each-file"
+    means = ("state_bytes", "tokens")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
+        if unknown:
+            raise ConfigError(f"S-NIAH has the tasks {', '.join(KINDS)}; got {', '.join(unknown)}")
+        if self.haystack is None and any(kind != "pk" for kind in self.kinds):
+            raise ConfigError(
+                "the S-NIAH tasks n and w hide needles in a text: give --haystack PATH, "
+                "or only the passkey task with --kinds pk"
+            )
+
+    def check_data(self) -> None:
+        """Read the haystack and the words."""
+        super().check_data()
+        if self.haystack is not None:
+            read_books(self.haystack)
+        if self.words is not None:
+            KeyWords.load(self.words)
+
+    def cells(self) -> list[Cell]:
+        """Tasks within lengths, depths within tasks."""
+        return [
+            Cell(
+                samples=self.samples,
+                length=length,
+                detail={"kind": kind, **depth},
+                batch_size=batch_for(length, GENERATED_TOGETHER),
+            )
+            for length in sorted(self.lengths)
+            for kind in self.kinds
+            for depth in depth_details(self.depths)
+        ]
+
+    def measure(
+        self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
+    ) -> list[Outcome]:
+        """Read each prompt, answer greedily, look for the value."""
+        require_text(subject, self.name)
+        drawn = [self.sample(subject, cell, seed, sample) for sample in samples]
+        prompts = [subject.encode(sample.prompt) for sample in drawn]
+        readings = subject.generate(prompts, self.answer_tokens)
+        return [
+            {
+                "accuracy": contains_answer(subject.decode(reading.values), sample.answers),
+                "tokens": sample.num_tokens,
+                "state_bytes": reading.state_bytes,
+            }
+            for sample, reading in zip(drawn, readings, strict=True)
+        ]
+
+    def sample(self, subject: Subject, cell: Cell, seed: int, sample: int) -> TextSample:
+        """The sample with this number."""
+        generators = self._generators[str(cell.detail["kind"])]
+        return generators[sample % len(generators)].sample(
+            cell.rng(seed, sample),
+            cell.length,
+            lambda text: len(subject.encode(text)),
+            depth=depth_of(cell),
+        )
+
+    @cached_property
+    def _generators(self) -> dict[str, list[NiahGenerator]]:
+        words = KeyWords.load(self.words) if self.words else KeyWords.default()
+        return {
+            kind: [
+                NiahGenerator(kind=kind, essay=essay, words=words, answer_tokens=self.answer_tokens)
+                for essay in self._essays
+            ]
+            for kind in self.kinds
+        }
+
+    @cached_property
+    def _essays(self) -> list[Essay | None]:
+        if self.haystack is None:
+            return [None]
+        if self.each_file:
+            return [Essay(book) for book in read_books(self.haystack)]
+        return [Essay.load(self.haystack)]

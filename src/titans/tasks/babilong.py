@@ -2,19 +2,35 @@
 
 Lengths are in the tokens of the model that reads: a sample of nominal length L has a context of
 exactly L - 300 tokens (facts and background), the rest is room for the question and the answer.
-L = 0 means the facts alone.
+L = 0 means only the facts. The benchmark is for models trained on the task: context, question, one
+answer. Questions are those of bAbI's test files, drawn without repetition; the few-shot prompts of
+the published leaderboard are not used.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from titans.data.tasks.sentences import split_sentences
-from titans.errors import DataError
-from titans.files import read_text
+from titans.errors import ConfigError, DataError
+from titans.files import describe_path, read_text
+from titans.settings import Count, Whole
+from titans.tasks.task import (
+    GENERATED_TOGETHER,
+    Cell,
+    IntArray,
+    Outcome,
+    Subject,
+    Task,
+    batch_for,
+    require_text,
+)
+from titans.tasks.text.haystack import read_books
+from titans.tasks.text.sentences import split_sentences
 
 Encode = Callable[[str], list[int]]
 
@@ -37,6 +53,7 @@ PROMPT_TOKENS = 300
 """Part of the nominal length that is kept for the question and the answer."""
 MIN_SENTENCE_TOKENS = 10
 """Shorter background sentences are left out."""
+MAX_NEW_TOKENS = 20
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,7 @@ class BabilongSample:
     """Which facts (0-based) give the answer."""
 
 
-def find_babi_file(folder: str | Path, task: str, split: str = "test") -> Path:
+def find_babi_file(folder: str | Path, task: str, split: str) -> Path:
     """The file of one task, e.g. `qa1_single-supporting-fact_test.txt`."""
     if task not in ANSWERS:
         raise DataError(f"BABILong task must be one of {', '.join(ANSWERS)}; got {task!r}")
@@ -155,14 +172,12 @@ class Background:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BabilongTask:
+class BabilongGenerator:
     """One bAbI task hidden in one set of books."""
 
     questions: Sequence[BabiQuestion]
     background: Background
     encode: Encode
-    span: tuple[float, float] | None = None
-    """Restrict the facts to this part of the context (0..1); None places them anywhere."""
     prompt_tokens: int = PROMPT_TOKENS
     """Part of the nominal length that the context leaves free."""
 
@@ -183,7 +198,7 @@ class BabilongTask:
             if room < 0:
                 raise DataError(f"the facts of question {index} do not fit in {length} tokens")
             sentences = self.background.sample(rng, room)
-        places = np.sort(rng.choice(self._positions(sentences, facts), len(facts)))
+        places = np.sort(rng.choice(np.arange(len(sentences) + 1), len(facts)))
         context: list[int] = []
         starts: list[int] = []
         for position in range(len(sentences) + 1):
@@ -213,18 +228,6 @@ class BabilongTask:
     def _facts(self, index: int) -> list[list[int]]:
         return [self.encode(" " + fact) for fact in self.questions[index].facts]
 
-    def _positions(self, sentences: list[list[int]], facts: list[list[int]]) -> np.ndarray:
-        """Background sentences before which a fact may stand; the number of them is the end."""
-        if self.span is None or not sentences:
-            return np.arange(len(sentences) + 1)
-        size = sum(map(len, sentences)) + sum(map(len, facts))
-        starts = np.cumsum([0, *map(len, sentences[:-1])])
-        low, high = int(size * self.span[0]), int(size * self.span[1]) - sum(map(len, facts))
-        allowed = np.flatnonzero((starts >= low) & (starts < high))
-        if not len(allowed):
-            raise DataError(f"no room for the facts within {self.span} of {size} tokens: widen it")
-        return allowed
-
 
 def is_right(task: str, output: str, question: str, answer: str) -> bool:
     """Whether the labels named in `output`, but not in the question, are exactly the answer.
@@ -237,5 +240,137 @@ def is_right(task: str, output: str, question: str, answer: str) -> bool:
     return named == set(answer.lower().split(","))
 
 
+def question_text(question: str) -> str:
+    """How a question is put."""
+    return f"\nQuestion: {question}\nAnswer:"
+
+
 def _labels_in(task: str, text: str) -> set[str]:
     return set(re.findall(r"[a-z]+", text)) & ANSWERS[task]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Babilong(Task):
+    """Accuracy by task and length."""
+
+    lengths: tuple[Whole, ...] = (1_024, 4_096)
+    """Lengths in the model's own tokens; 0: only the facts."""
+    samples: Count = 20
+    """Questions of each cell."""
+    tasks: tuple[str, ...] = ("qa1", "qa2", "qa3", "qa4", "qa5")
+    """bAbI's tasks, from qa1 to qa10."""
+    babi: Path | None = None
+    """Folder of bAbI's en-10k files (required)."""
+    background: Path | None = None
+    """Books that the facts are scattered through: a file or a folder (required)."""
+
+    name = "babilong"
+    example = "--model checkpoints/babilong-mac --tasks qa1 --babi en-10k --background BOOKS"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = [task for task in self.tasks if task not in ANSWERS]
+        if unknown:
+            raise ConfigError(
+                f"BABILong here has {', '.join(ANSWERS)}; it does not have {', '.join(unknown)}"
+            )
+        if self.babi is None or self.background is None:
+            raise ConfigError("BABILong needs --babi (bAbI's en-10k) and --background (books)")
+
+    def options(self) -> dict[str, object]:
+        """The options as a record states them: of bAbI only the files that are read."""
+        files = [describe_path(self._file(task)) for task in self.tasks]
+        return {**super().options(), "babi": files, "length_unit": "the model's own tokens"}
+
+    def check_data(self) -> None:
+        """Find bAbI's files, read the books."""
+        super().check_data()
+        assert self._books, "reading refuses a place without text"
+        for task in self.tasks:
+            self._file(task)
+
+    def cells(self) -> list[Cell]:
+        """Tasks within lengths."""
+        return [
+            Cell(
+                samples=self.samples,
+                length=length,
+                detail={"task": task},
+                batch_size=batch_for(length, GENERATED_TOGETHER),
+            )
+            for length in sorted(self.lengths)
+            for task in self.tasks
+        ]
+
+    def measure(
+        self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
+    ) -> list[Outcome]:
+        """Read context and question, answer greedily, look for the one right label."""
+        require_text(subject, self.name)
+        name = str(cell.detail["task"])
+        generator = self._generator(subject, name)
+        order = self._order(subject, generator, cell, seed)
+        drawn = [generator.sample(cell.rng(seed, n), cell.length, order[n]) for n in samples]
+        prompts = [_prompt(sample, subject) for sample in drawn]
+        readings = subject.generate(prompts, MAX_NEW_TOKENS)
+        outputs = [subject.decode(reading.values) for reading in readings]
+        return [
+            {
+                "accuracy": float(is_right(name, output, sample.question, sample.answer)),
+                "state_bytes": reading.state_bytes,
+            }
+            for output, sample, reading in zip(outputs, drawn, readings, strict=True)
+        ]
+
+    def _generator(self, subject: Subject, name: str) -> BabilongGenerator:
+        def encode(text: str) -> list[int]:
+            return subject.encode(text).tolist()
+
+        return BabilongGenerator(
+            questions=self._questions[name],
+            background=Background(self._books, encode),
+            encode=encode,
+        )
+
+    def _order(
+        self, subject: Subject, generator: BabilongGenerator, cell: Cell, seed: int
+    ) -> list[int]:
+        """Which question each sample asks: those that fit, shuffled."""
+        known = self._usable.setdefault(subject, {})
+        place = (str(cell.detail["task"]), cell.length)
+        if place not in known:
+            known[place] = generator.usable(cell.length)
+        usable = known[place]
+        if len(usable) < cell.samples:
+            raise DataError(
+                f"{cell.detail['task']} has {len(usable)} questions whose facts fit in "
+                f"{cell.length} tokens, fewer than the {cell.samples} samples asked for"
+            )
+        return np.random.default_rng([seed, cell.length]).permutation(usable).tolist()
+
+    @cached_property
+    def _usable(self) -> WeakKeyDictionary[Subject, dict[tuple[str, int], list[int]]]:
+        """Questions that fit, by task and length: to know them, all facts must be tokenized.
+
+        Kept apart for each subject, whose tokens decide, and only as long as it lives.
+        """
+        return WeakKeyDictionary()
+
+    @cached_property
+    def _books(self) -> list[str]:
+        assert self.background is not None, "checked at construction"
+        return read_books(self.background)
+
+    @cached_property
+    def _questions(self) -> dict[str, list[BabiQuestion]]:
+        return {task: read_babi(self._file(task)) for task in self.tasks}
+
+    def _file(self, task: str) -> Path:
+        assert self.babi is not None, "checked at construction"
+        return find_babi_file(self.babi, task, "test")
+
+
+def _prompt(sample: BabilongSample, subject: Subject) -> IntArray:
+    """What a model reads before it answers."""
+    question = subject.encode(question_text(sample.question))
+    return np.concatenate([np.asarray(sample.context, np.int64), question])

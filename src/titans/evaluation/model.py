@@ -1,4 +1,4 @@
-"""What is evaluated: something that reads tokens and answers. Here, a causal language model.
+"""The causal language models of this package as subjects of an evaluation.
 
 Reading streams through the model's cache in windows, so its memory does not grow with the length
 (unless the model's own cache does: `ModelSubject.check_length`).
@@ -6,10 +6,8 @@ Reading streams through the model's cache in windows, so its memory does not gro
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from inspect import get_annotations
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,62 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from titans.data.tasks.records import IntArray
 from titans.data.tokenizer import count_bytes, encode_document
 from titans.errors import DataError
 from titans.evaluation.lengths import format_length
-from titans.evaluation.records import ModelCard
+from titans.evaluation.record import ModelCard
 from titans.models import TitansCache, TitansConfig, TitansForCausalLM
 from titans.models.checkpoint import find_checkpoint, load_config, load_model, load_tokenizer
 from titans.settings import check_keys, convert
+from titans.tasks.task import IntArray, Reading
 
 READ_WINDOW = 2_048
 """Tokens given to the model at a time."""
 MAX_STATE_BYTES = 2 << 30
 """Largest cache that a model may build up while it reads."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What came out of reading, and how large the state was at the end of it."""
-
-    values: NDArray
-    state_bytes: int
-
-
-class Subject(Protocol):
-    """What a task needs of a model."""
-
-    name: str
-    vocab_size: int
-
-    def encode(self, text: str) -> IntArray:
-        """Text as tokens, without any marks around it."""
-        ...
-
-    def decode(self, tokens: IntArray) -> str:
-        """Tokens as text."""
-        ...
-
-    def count_bytes(self, tokens: IntArray) -> int:
-        """Bytes of text that the tokens stand for, also where they cut a character."""
-        ...
-
-    def check_length(self, length: int) -> None:
-        """Raise `DataError` if this model cannot read so much."""
-        ...
-
-    def predict(self, tokens: IntArray) -> Reading:
-        """The likeliest next token after each token, [batch, time]."""
-        ...
-
-    def losses(self, tokens: IntArray) -> Reading:
-        """Cross-entropy in nats of each token but the first, [batch, time - 1]."""
-        ...
-
-    def generate(self, prompts: Sequence[IntArray], max_new_tokens: int) -> list[Reading]:
-        """The greedy continuation of each prompt, up to the end-of-text token."""
-        ...
 
 
 class ModelSubject:

@@ -7,21 +7,37 @@ Keys are tokens 1 .. V/2 - 1, values V/2 .. V - 1, token 0 is filler. Queries si
 behind the pairs, near ones far more likely than distant ones (a power law).
 """
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from titans.data.tasks.records import (
-    IGNORE,
+from titans.errors import ConfigError
+from titans.settings import Count
+from titans.tasks.task import (
+    Cell,
     IntArray,
+    Outcome,
+    Subject,
+    Task,
+    batch_for,
+    config_errors,
+    require_vocabulary,
+)
+from titans.tasks.tokens import (
+    IGNORED,
     TokenBatch,
+    answered_share,
     draw_distinct,
+    draw_examples,
     smallest_in_order,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class MqarTask:
+class MqarGenerator:
     """One segment of MQAR: one length, one number of pairs."""
 
     length: int = 64
@@ -73,7 +89,7 @@ class MqarTask:
         tokens[:, : context.shape[1]] = context
         positions = context.shape[1] + 2 * self._draw_slots(rng, size, context.shape[1])
         np.put_along_axis(tokens, positions, keys, axis=1)
-        labels = np.full_like(tokens, IGNORE)
+        labels = np.full_like(tokens, IGNORED)
         np.put_along_axis(labels, positions, values, axis=1)
         if self.random_filler:
             filler = rng.integers(0, self.vocab_size, tokens.shape)
@@ -104,9 +120,9 @@ def _interleave(keys: IntArray, values: IntArray) -> IntArray:
     return np.stack([keys, values], axis=2).reshape(len(keys), -1)
 
 
-def _segments(*shapes: tuple[int, int], random_filler: bool) -> tuple[MqarTask, ...]:
+def _segments(*shapes: tuple[int, int], random_filler: bool) -> tuple[MqarGenerator, ...]:
     return tuple(
-        MqarTask(length=length, num_pairs=pairs, random_filler=random_filler)
+        MqarGenerator(length=length, num_pairs=pairs, random_filler=random_filler)
         for length, pairs in shapes
     )
 
@@ -125,7 +141,68 @@ SETTING_B_TEST = _segments(
 """Setting B, test: 1,000 examples each; the score is the mean over the seven segments."""
 
 FORGETTING_TEST = tuple(
-    MqarTask(length=length, num_pairs=pairs, num_updates=updates)
+    MqarGenerator(length=length, num_pairs=pairs, num_updates=updates)
     for length, pairs, updates in ((64, 8, 4), (128, 16, 8), (256, 32, 16), (512, 64, 32))
 )
 """Keys reassigned: overwriting instead of mere storing. Half of the keys get a second value."""
+
+SETTINGS = {"a": SETTING_A, "b": SETTING_B_TEST, "forgetting": FORGETTING_TEST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mqar(Task):
+    """Mean over an example's queries, then over examples; one cell per segment."""
+
+    setting: Literal["a", "b", "forgetting"] = "b"
+    """Setting of Zoology, or keys that get a second value (forgetting)."""
+    samples: Count = 200
+    """Examples of each segment; 1,000 are published."""
+    lengths: tuple[Count, ...] = ()
+    """Only the segments of these lengths; all of them when empty."""
+    vocab_size: Count = 8_192
+    """Below 8,192 the task is easier than the published one; the record says so."""
+
+    name = "mqar"
+    example = "--model runs/mqar-lmm --vocab-size 256 --lengths 64"
+    means = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.setting not in SETTINGS:
+            raise ConfigError(f"MQAR has the settings a, b and forgetting; got {self.setting!r}")
+        if not self._segments():
+            known = sorted({segment.length for segment in SETTINGS[self.setting]})
+            raise ConfigError(f"setting {self.setting} of MQAR has only the lengths {known}")
+
+    def cells(self) -> list[Cell]:
+        """The segments of the setting."""
+        return [
+            Cell(
+                samples=self.samples,
+                length=length,
+                detail={"pairs": pairs, "updates": updates},
+                batch_size=batch_for(length),
+            )
+            for length, pairs, updates in self._segments()
+        ]
+
+    def measure(
+        self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
+    ) -> list[Outcome]:
+        """Answers at the queries."""
+        require_vocabulary(subject, self.vocab_size, self.name)
+        pairs, updates = (int(str(cell.detail[name])) for name in ("pairs", "updates"))
+        generator = self._segments()[cell.length, pairs, updates]
+        drawn = draw_examples(lambda rng: generator.batch(rng, 1), cell, seed, samples)
+        return answered_share(subject, drawn)
+
+    def _segments(self) -> dict[tuple[int, int, int], MqarGenerator]:
+        """The segments by length, pairs and updates."""
+        with config_errors(self.name):
+            return {
+                (segment.length, segment.num_pairs, segment.num_updates): dataclasses.replace(
+                    segment, vocab_size=self.vocab_size
+                )
+                for segment in SETTINGS[self.setting]
+                if not self.lengths or segment.length in self.lengths
+            }

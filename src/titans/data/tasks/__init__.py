@@ -1,1 +1,0 @@
-"""Synthetic tasks: pure generators, seeded by numpy Generators, that download nothing."""

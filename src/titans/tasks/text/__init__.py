@@ -1,0 +1,1 @@
+"""Texts to hide things in, and their sentences."""
