@@ -12,7 +12,7 @@ import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from titans.recall import RecallConfig
+from titans.recall import RecallConfig, ScriptedGenerator
 from titans.server import KeyRing, ServerConfig, create_app
 
 HASHING = RecallConfig(encoder="hashing:64")
@@ -32,7 +32,7 @@ def make_app(tmp_path: Path, ring: KeyRing) -> Serve:
     """An application on a store of this test; arguments are settings of the server."""
 
     def make(**settings: Any) -> ASGIApp:
-        parts = {name: settings.pop(name) for name in ("llm",) if name in settings}
+        parts = {"llm": settings.pop("llm", ScriptedGenerator(lambda text: f"You said: {text}"))}
         server = ServerConfig(**settings)
         return create_app(tmp_path / "memory.db", ring, server, HASHING, **parts)
 

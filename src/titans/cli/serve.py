@@ -1,18 +1,23 @@
 """`titans serve`: the text memory as a server."""
 
 import argparse
+import importlib.util
 import logging
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from titans.cli.keys import add_keys_option, open_ring
 from titans.cli.store_options import add_store_options, memory_options, store_path
 from titans.cli.values import number, whole
 from titans.errors import ConfigError
 
+if TYPE_CHECKING:
+    from titans.recall import TextGenerator
+
 EXAMPLES = """examples:
   titans serve
-  titans serve --port 9000 --store work.db
+  titans serve --port 9000 --store work.db --llm openai:qwen3 --url http://localhost:8000/v1
   titans keys make phone --scope ann && titans serve --host 0.0.0.0
 
 On 127.0.0.1 no key is needed as long as none was made. Elsewhere every call needs one.
@@ -26,6 +31,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=whole(0, 65535), default=8765, help="0 takes a free one")
     add_store_options(parser, with_scope=False)
     add_keys_option(parser)
+    parser.add_argument(
+        "--llm",
+        help="the model of the chat: smollm (if installed), gguf:FILE, hf:NAME, openai:MODEL",
+    )
+    parser.add_argument("--url", help="of an OpenAI-compatible server that has the model")
+    parser.add_argument("--window", type=whole(), help="tokens that the model can see at once")
+    parser.add_argument(
+        "--remember-answers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="remember what the model says, too (yes)",
+    )
+    parser.add_argument(
+        "--upstream-timeout",
+        type=number(above=True),
+        default=120.0,
+        help="seconds until a model that says nothing is given up (120)",
+    )
+    parser.add_argument(
+        "--answers", type=whole(), default=4, help="answers of the model at once (4)"
+    )
     parser.add_argument(
         "--cors",
         action="append",
@@ -71,13 +97,23 @@ def run(args: argparse.Namespace) -> int:
         rate=args.rate,
         concurrency=args.concurrency,
         queue=args.queue,
+        answers=args.answers,
+        upstream_timeout=args.upstream_timeout,
     )
     ring = open_ring(args)
     check_reach(config, ring)
     with _listen(config.host, config.port) as listener:
         place = store_path(args, must_exist=False)
         settings, encoder = memory_options(args)
-        app = create_app(place, ring, config, settings, encoder=encoder)
+        app = create_app(
+            place,
+            ring,
+            config,
+            settings,
+            encoder=encoder,
+            llm=_model(args),
+            remember_answers=args.remember_answers,
+        )
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("titans.server").setLevel(logging.INFO)
         host, port = listener.getsockname()[:2]
@@ -95,6 +131,23 @@ def run(args: argparse.Namespace) -> int:
         )
         server.run(sockets=[listener])
     return 0
+
+
+def _model(args: argparse.Namespace) -> "TextGenerator | None":
+    """The model that the options name; none if none is named and the offline one is not there."""
+    from titans.recall import load_generator
+    from titans.recall.generator import SMOLLM_PACKAGE
+
+    if args.llm is None and importlib.util.find_spec(SMOLLM_PACKAGE) is None:
+        print("no model for the chat: see --llm", file=sys.stderr)
+        return None
+    return load_generator(
+        args.llm or "smollm",
+        url=args.url,
+        window=args.window,
+        timeout=args.upstream_timeout,
+        trust_remote_code=args.trust_remote_code,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -79,9 +79,14 @@ def load_generator(
     *,
     url: str | None = None,
     window: int | None = None,
+    timeout: float | None = None,
     trust_remote_code: bool = False,
 ) -> TextGenerator:
-    """A model by its short name: smollm, gguf:FILE, hf:NAME, openai:MODEL, echo."""
+    """A model by its short name: smollm, gguf:FILE, hf:NAME, openai:MODEL, echo.
+
+    Args:
+        timeout: seconds until an endpoint that says nothing is given up.
+    """
     kind, _, rest = name.partition(":")
     if kind == "smollm":
         return GGUFGenerator(smollm_path(), window=window or 4096)
@@ -92,7 +97,7 @@ def load_generator(
     if kind == "hf" and rest:
         return HuggingFaceGenerator(rest, window=window, trust_remote_code=trust_remote_code)
     if kind == "openai" and rest:
-        return OpenAIGenerator(rest, url=url, window=window)
+        return OpenAIGenerator(rest, url=url, window=window, timeout=timeout)
     raise ConfigError(f"--llm {name!r}: use smollm, gguf:FILE, hf:NAME, openai:MODEL or echo")
 
 
@@ -141,6 +146,8 @@ class OpenAIGenerator:
         url: e.g. http://localhost:8000/v1; None for what OPENAI_BASE_URL says.
         key: None for what OPENAI_API_KEY says; local servers take any.
         window: of the model; 8192 is assumed, which every model of today has.
+        timeout: seconds until a server that says nothing is given up, without a second try; by
+            default there are three tries of ten minutes.
     """
 
     def __init__(
@@ -150,6 +157,7 @@ class OpenAIGenerator:
         url: str | None = None,
         key: str | None = None,
         window: int | None = None,
+        timeout: float | None = None,
     ) -> None:
         try:
             import openai
@@ -161,6 +169,8 @@ class OpenAIGenerator:
         self.window = window or 8192
         try:
             self._client = openai.OpenAI(base_url=url, api_key=key or ("none" if url else None))
+            if timeout is not None:
+                self._client = self._client.with_options(timeout=timeout, max_retries=0)
         except openai.OpenAIError as error:
             raise GeneratorError(f"no access to {model}: {error}") from error
         self._error = openai.OpenAIError

@@ -17,8 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from titans.files import package_version
-from titans.recall import Encoder, RecallConfig, TextMemory
+from titans.recall import Encoder, RecallConfig, TextGenerator, TextMemory
 from titans.server import rest
+from titans.server.completions import Completions, Speaker
 from titans.server.config import ServerConfig
 from titans.server.gate import Gate, Metrics
 from titans.server.hub import Hub
@@ -61,6 +62,8 @@ def create_app(
     config: RecallConfig | None = None,
     *,
     encoder: Encoder | None = None,
+    llm: TextGenerator | None = None,
+    remember_answers: bool = True,
 ) -> ASGIApp:
     """A server's application (ASGI) on a store.
 
@@ -69,6 +72,8 @@ def create_app(
         ring: the keys.
         config: settings of the text memory.
         encoder: loaded already; by default the one that the store or `config` names.
+        llm: the model that answers in chats.
+        remember_answers: whether its answers are remembered.
     """
     server = server or ServerConfig()
     if encoder is None:
@@ -81,9 +86,17 @@ def create_app(
     metrics.gauge("titans_scopes_open", "Scopes in memory", lambda: hub.num_open)
     parts = Parts(server, Verbs(hub), metrics)
 
+    speaker = None
+    if llm is not None:
+        speaker = Speaker(
+            llm, answers=server.answers, waiting=server.queue, timeout=server.upstream_timeout
+        )
+    chat = Completions(parts.verbs, speaker, remember_answers=remember_answers)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        chat.close()
         await hub.close()
 
     app = FastAPI(
@@ -101,6 +114,7 @@ def create_app(
     _add_errors(app)
     _add_operation(app, parts)
     app.include_router(rest.router(parts.verbs))
+    app.include_router(chat.router())
     inner: ASGIApp = app
     if server.cors:
         inner = CORSMiddleware(
