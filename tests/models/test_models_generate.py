@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from support.models import VARIANTS, tiny_model, tiny_tokens
+from titans.errors import TitansError
 from titans.models.generation import Sampling, choose, continue_from, read
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
@@ -86,3 +87,29 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
     assert seen(top_p=0.3) == {0}
     with pytest.raises(ValueError, match="top_p must lie in"):
         Sampling(top_p=0)
+
+
+def test_logits_that_are_nan_are_an_error() -> None:
+    """And no token: the first of the vocabulary would be taken for an answer."""
+    model = tiny_model("lmm")
+    with torch.no_grad():
+        model.lm_head.weight[3] = float("nan")
+    with pytest.raises(TitansError, match="logits are NaN"):
+        model.generate(tiny_tokens(), **GREEDY)
+    with pytest.raises(TitansError, match="logits are NaN"):
+        choose(model(tiny_tokens(batch=1)).logits[:, -1], Sampling(temperature=0))
+
+
+@pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal", "transformer"])
+def test_nan_behind_padding_changes_nothing(case: str) -> None:
+    model, mask = tiny_model(case), torch.ones(2, 29, dtype=torch.long)
+    mask[0, :4], mask[1, 25:] = 0, 0
+    x, found = model.model.embed_tokens(tiny_tokens()).detach(), []
+    for hidden in (0.0, float("nan")):
+        model.zero_grad()
+        given = x.masked_fill(mask[..., None] == 0, hidden).requires_grad_()
+        logits = model(inputs_embeds=given, attention_mask=mask).logits[mask.bool()]
+        logits.square().sum().backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([logits, given.grad, *(g.clone() for g in gradients)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from titans.layers.memory_init import MEMORY_INITS, MemoryInit, default_init, pa
 from titans.layers.memory_networks import LAYER_GAIN, MLP
 from titans.layers.memory_parts import Parts
 from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.nonfinite import lose, without_nonfinite
 from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
@@ -229,6 +230,7 @@ class NeuralMemory(nn.Module):
             return_surprise: also return each token's loss and gradient norm per head.
         """
         state = self._check(x, state)
+        x, mask, lost = without_nonfinite(x, mask, self.options.skip_nonfinite)
         if mask is None or bool(mask.all()):
             y, state, surprise = self._run_pieces(x, state, None, write_mask, return_surprise)
         else:
@@ -239,6 +241,8 @@ class NeuralMemory(nn.Module):
             y = scatter_back(y, order)
             if surprise is not None:
                 surprise = Surprise(*(scatter_back(s, order) for s in surprise))
+        if lost is not None:
+            y, state, surprise = lose(lost, y, state, surprise)
         return (y, state) if surprise is None else (y, state, surprise)
 
     def write(

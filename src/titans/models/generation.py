@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from titans.models.cache import TitansCache
-from titans.models.lm import TitansForCausalLM
+from titans.models.lm import TitansForCausalLM, check_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,7 @@ def choose(
     logits: Float[Tensor, "1 vocab"], sampling: Sampling, generator: torch.Generator | None = None
 ) -> int:
     """One token from the distribution that `sampling` describes."""
+    check_logits(logits)
     row = logits[0].float()
     if sampling.temperature == 0:
         return int(row.argmax())

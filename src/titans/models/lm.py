@@ -10,12 +10,12 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
 from transformers.generation.utils import GenerationMixin
 from transformers.utils.generic import ModelOutput
 
-from titans.errors import CheckpointError, StateError
+from titans.errors import CheckpointError, StateError, TitansError
 from titans.layers.norm import RMSNorm
 from titans.layers.rows import Rows, compact, scatter_back, take_columns
 from titans.models.block import Block, BlockOutput
@@ -189,7 +189,8 @@ class TitansModel(TitansPreTrainedModel):
             order, lengths = compact(mask)
             # Padding common to all rows is not computed at all.
             time = max(int(lengths.max()), 1)
-            x = take_columns(x, order[:, :time])
+            # Attention multiplies padding by zero, which NaN would survive.
+            x = take_columns(embedded.masked_fill(~mask[..., None], 0.0), order[:, :time])
         position = _zeros(embedded, batch) if cache is None else cache.position
         start = 0 if cache is None else cache.start
         rows = Rows(position, time, start, lengths, resumable=cache is not None)
@@ -300,6 +301,11 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         wants_tuple = not (self.config.return_dict if return_dict is None else return_dict)
         return output.to_tuple() if wants_tuple else output
 
+    def generate(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Hugging Face's, but logits that are NaN are an error and no token."""
+        processors = LogitsProcessorList([_CheckLogits(), *(logits_processor or [])])
+        return super().generate(*args, logits_processor=processors, **kwargs)  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
         input_ids: Tensor,
@@ -334,6 +340,21 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         """The model makes its own cache."""
         return False
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise a `TitansError` if no token can be chosen from these logits."""
+    if bool(logits.isnan().any()):
+        raise TitansError(
+            "the model's logits are NaN: its weights or its state are not finite; "
+            "check the checkpoint, or start a new cache"
+        )
+
+
+class _CheckLogits(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        check_logits(scores)
+        return scores
 
 
 def _padding_mask(attention_mask: Tensor | None, embedded: Tensor) -> Tensor | None:

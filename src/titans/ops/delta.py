@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from titans.ops.checks import eager
+from titans.ops.nonfinite import contained
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import from_rows, to_rows
 from titans.ops.scan.mixing import differentiable_products
@@ -29,6 +30,7 @@ BLOCK = 32
 
 
 @eager
+@contained
 def scan_delta(
     queries: Float[Tensor, "batch time heads key_dim"],
     keys: Float[Tensor, "batch time heads key_dim"],

@@ -31,6 +31,7 @@ from torch.nn import functional
 
 from titans.ops.checks import check_scan, eager
 from titans.ops.derivatives import by_hand, is_recorded, through
+from titans.ops.nonfinite import contained
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import from_rows, to_rows
 from titans.ops.scan.mixing import differentiable_products
@@ -52,6 +53,7 @@ def largest_rate(eta: Tensor) -> Tensor:
 
 
 @eager
+@contained
 def scan_online(
     queries: Float[Tensor, "batch time heads key_dim"],
     keys: Float[Tensor, "batch time heads key_dim"],

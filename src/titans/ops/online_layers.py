@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from titans.ops.checks import check_scan, eager
+from titans.ops.nonfinite import contained
 from titans.ops.online import check_online, make_rates, scan_rows
 from titans.ops.options import ScanOptions
 from titans.ops.scan import ChunkRun
@@ -42,6 +43,7 @@ LARGEST = 2.0
 
 
 @eager
+@contained
 def scan_layers(
     queries: Float[Tensor, "batch time heads key_dim"],
     keys: Float[Tensor, "batch time heads key_dim"],

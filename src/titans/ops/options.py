@@ -53,6 +53,10 @@ class ScanOptions:
     first order: exact for one layer. Layers multiply, so that a deep memory can still overshoot if
     values are far from what it answers (1e4 at depth 4 was read back as 1e12): keep values near
     the size of a first answer, as the layer's `value_norm` does."""
+    skip_nonfinite: bool = False
+    """Leave out a token with NaN or infinity, as if it were padding. Otherwise its row is lost from
+    there on: outputs and state are NaN, so that nobody takes them for answers. Outputs before the
+    token are the same either way."""
     read: ReadOrder = "after"
     """Read each token after its own write (eq. 15) or before it."""
     gradient: GradientMode = "full"

@@ -149,6 +149,11 @@ class MemoryState:
         """Size of all tensors, as saved: constant over the life of a memory."""
         return sum(t.numel() * t.element_size() for t in self.named_tensors().values())
 
+    @property
+    def lost(self) -> Bool[Tensor, " batch"]:
+        """Rows that have read NaN or infinity (`ScanOptions.skip_nonfinite`); `reset` revives."""
+        return torch.stack([~w.flatten(1).isfinite().all(1) for w in self.weights]).any(0)
+
     def map(self, fn: Callable[[Tensor], Tensor]) -> "MemoryState":
         """Apply `fn` to every tensor."""
         return MemoryState(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from titans.ops.checks import check_scan, eager
 from titans.ops.derivatives import is_transformed
+from titans.ops.nonfinite import not_finite
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
 from titans.ops.scan import mixing, scan_memory
@@ -70,6 +71,14 @@ def step(
         inputs = [t.to(state.dtype).flatten(0, 1) for t in (query, key, value, *gates)]
         if not options.momentum:
             inputs[4] = torch.zeros_like(inputs[4])
+        if options.skip_nonfinite:
+            bad = torch.stack([not_finite(t, 1) for t in inputs]).any(0)
+            kept = ~bad.view(state.batch, -1).any(1)
+            mask = kept if mask is None else mask & kept
+        if write_mask is not None:
+            # Zero times the numbers of what is not written would be NaN if they are.
+            writes = write_mask.repeat_interleave(state.num_heads)[:, None]
+            inputs[1:3] = [torch.where(writes | t.isfinite(), t, 0.0) for t in inputs[1:3]]
         active = may_act(gates.step_size.to(state.dtype), options, mask=mask, write_mask=write_mask)
         active = None if active is None else active.to(state.dtype)
         output, trace, after = _absorb(inputs, active, state, chunk_size, options)

@@ -11,6 +11,7 @@ from torch import Tensor
 from titans.ops import reference_options
 from titans.ops.checks import check_scan, eager
 from titans.ops.derivatives import by_hand, is_mapped
+from titans.ops.nonfinite import contained
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
 from titans.ops.scan.loop import ChunkScan, plain_scan
@@ -20,6 +21,7 @@ from titans.ops.writes import Decision, make_trace, may_act
 
 
 @eager
+@contained
 def scan_memory(
     queries: Float[Tensor, "batch time heads key_dim"],
     keys: Float[Tensor, "batch time heads key_dim"],
