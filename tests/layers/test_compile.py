@@ -8,6 +8,7 @@ import torch
 
 from titans import NeuralMemory, ScanOptions
 from titans.layers.memory import STABLE
+from titans.ops import checks
 
 # torch's tracer looks at the .grad of intermediate tensors and warns of it itself.
 pytestmark = [
@@ -56,3 +57,17 @@ def test_a_compiled_layer_trains() -> None:
     torch.testing.assert_close(y, eager, rtol=1e-4, atol=1e-5)
     y.square().sum().backward()
     assert all(p.grad is not None for p in memory.parameters())
+
+
+def test_what_is_kept_out_of_a_compiled_model_is_not_traced() -> None:
+    seen = []
+
+    @checks.eager
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.compiler.is_compiling())
+        return 2 * x
+
+    compiled = torch.compile(lambda x: outside(x + 1) - 1, backend="eager")
+    for length in (3, 4, 5):
+        torch.testing.assert_close(compiled(torch.ones(length)), torch.full((length,), 3.0))
+    assert seen == [False] * 3
