@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "recall": "ask the text memory",
     "chat": "a terminal chat that remembers between runs",
     "serve": "the text memory as a server: REST, an OpenAI-compatible chat, MCP, a page",
+    "mcp": "the text memory as tools for an agent, over standard input and output",
     "keys": "make, list and revoke the keys of a server",
     "memory": "upkeep of the text memory: stats, export, import, forget, check, repair",
 }

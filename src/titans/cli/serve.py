@@ -103,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
     ring = open_ring(args)
     check_reach(config, ring)
     with _listen(config.host, config.port) as listener:
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("titans.server").setLevel(logging.INFO)
         place = store_path(args, must_exist=False)
         settings, encoder = memory_options(args)
         app = create_app(
@@ -114,8 +116,6 @@ def run(args: argparse.Namespace) -> int:
             llm=_model(args),
             remember_answers=args.remember_answers,
         )
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-        logging.getLogger("titans.server").setLevel(logging.INFO)
         host, port = listener.getsockname()[:2]
         who = "every call needs a key" if ring else "no key needed on this machine"
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

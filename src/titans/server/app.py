@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from mcp.server.transport_security import TransportSecuritySettings
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -26,6 +27,7 @@ from titans.server.hub import Hub
 from titans.server.keys import KeyRing
 from titans.server.refusal import Refusal
 from titans.server.schemas import ErrorBody, Health
+from titans.server.tools import make_tools
 from titans.server.verbs import Verbs
 
 log = logging.getLogger("titans.server")
@@ -91,11 +93,22 @@ def create_app(
         speaker = Speaker(
             llm, answers=server.answers, waiting=server.queue, timeout=server.upstream_timeout
         )
+    tools = make_tools(parts.verbs)
+    # Every request brings its own key, so there are no sessions that another key could enter. The
+    # gate checks host and origin.
+    tools_app = tools.streamable_http_app(
+        streamable_http_path="/mcp",
+        stateless_http=True,
+        json_response=True,
+        max_request_body_size=server.body_limit,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
     chat = Completions(parts.verbs, speaker, remember_answers=remember_answers)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with tools.session_manager.run():
+            yield
         chat.close()
         await hub.close()
 
@@ -115,6 +128,7 @@ def create_app(
     _add_operation(app, parts)
     app.include_router(rest.router(parts.verbs))
     app.include_router(chat.router())
+    app.router.routes.extend(tools_app.routes)
     inner: ASGIApp = app
     if server.cors:
         inner = CORSMiddleware(
