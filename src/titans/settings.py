@@ -177,7 +177,7 @@ def build(kind: type[T], tree: Mapping[str, object], where: str = "") -> T:
         where: put before names in messages: `train.`.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
-    check_keys(tree, hints, where)
+    check_keys(tree, [f.name for f in dataclasses.fields(kind)], where)  # type: ignore[arg-type]
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         is_needed = field.default is field.default_factory is dataclasses.MISSING
         if is_needed and field.name not in tree:

@@ -134,16 +134,14 @@ def _evaluate(job: "Job", evaluation: "Evaluation", folder: Path, file: Path) ->
 def _check_evaluations(sweep: "Sweep") -> None:
     """Build every benchmark and look for its data: they are needed only when a row has trained."""
     from titans.errors import ConfigError
-    from titans.evaluation.registry import build_task
+    from titans.evaluation.registry import build_task, load_task
 
     for evaluation in sweep.evaluations:
         with _named(f"evaluation {evaluation.record_name!r}"):
-            task = build_task(evaluation.task, evaluation.options)
-            if not task.reads_with_model:
-                raise ConfigError(
-                    f"{task.name} measures no model, so no row: use `titans eval {task.name}`"
-                )
-            task.check_data()
+            name = evaluation.task
+            if not load_task(name).reads_with_model:
+                raise ConfigError(f"{name} measures no model, so no row: use `titans eval {name}`")
+            build_task(name, evaluation.options).check_data()
 
 
 def _check_rows(sweep: "Sweep", base: Path) -> None:

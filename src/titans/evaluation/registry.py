@@ -42,7 +42,7 @@ def build_task(name: str, options: Mapping[str, object]) -> Task:
         value = given["lengths"]
         parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
         given["lengths"] = [_length(part) for part in parts]
-    return build(load_task(name), given, f"{name}: ")
+    return build(load_task(name), given)
 
 
 def _length(value: object) -> int:
