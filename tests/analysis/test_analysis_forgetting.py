@@ -128,14 +128,31 @@ def test_a_token_that_adds_no_gradient_may_still_forget() -> None:
         assert record.gate_only[0, -1, 0] == pytest.approx(left, rel=1e-6)
 
 
-def test_half_life_counts_from_the_height_of_the_curve() -> None:
-    """Momentum goes on writing: what matters is when half of the most is gone."""
-    recall = np.array([0.1, 0.6, 1.0, 0.8, 0.4, 0.2])
+def half_life_of(retention: np.ndarray) -> float | None:
+    """Of one association, read once at every age."""
     record = Forgetting(
         written_at=np.array([0]),
-        at_once=recall[:1, None].astype(np.float32),
-        read_at=np.arange(1, 7),
-        recall=recall[None, :, None].astype(np.float32),
-        gate_only=np.ones((1, 6, 1), dtype=np.float32),
+        at_once=retention[:1, None].astype(np.float32),
+        read_at=np.arange(1, len(retention) + 1),
+        recall=retention[None, :, None].astype(np.float32),
+        gate_only=np.ones((1, len(retention), 1), dtype=np.float32),
     )
-    assert forgetting_curve(record).half_life == pytest.approx(3.75)
+    return forgetting_curve(record).half_life
+
+
+def test_half_life_counts_from_the_mean_of_what_rises_first() -> None:
+    """Momentum goes on writing for a while: 1, 6, 10 and 8 count as 6.25, half of it is 3.125."""
+    recall = np.array([0.1, 0.6, 1.0, 0.8, 0.4, 0.2])
+    assert half_life_of(recall) == pytest.approx(4 + (4 - 3.125) / 2)
+
+
+@pytest.mark.parametrize("odd", [0.1, 2.5, 6.0])
+def test_one_odd_age_decides_no_half_life(odd: float) -> None:
+    """A curve that stays between .85 and 1 has no half-life, whatever one age says."""
+    curve = np.linspace(1, 0.85, 200)
+    curve[8] = odd
+    assert half_life_of(curve) is None
+    falling = 0.98 ** np.arange(200)
+    usual = half_life_of(falling)
+    falling[8] = min(odd, 2.5) * falling[8]
+    assert half_life_of(falling) == pytest.approx(usual, rel=0.35)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from titans.analysis.forgetting import forgetting_curve
+from titans.analysis.probes import verdict
 from titans.analysis.records import MODES, Curve, LayerTrace, Trace
-from titans.analysis.worth import verdict
 from titans.files import write_text
 
 FORMAT_VERSION = 1

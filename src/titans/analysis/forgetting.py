@@ -29,8 +29,9 @@ class ForgettingCurve:
     gate_only: FloatArray
     """The retention that the forgetting gates alone would leave."""
     half_life: float | None
-    """Age at which retention falls to half of the highest it has been (momentum goes on writing
-    for a while, and an association may come again); None if it does not within the text."""
+    """Age at which the falling curve that fits retention best is down to half of its beginning;
+    None if it is not within the text. Single ages with few or weak associations, whose retention
+    may be far too high or too low, do not decide."""
     num_probes: int
 
     def at(self, age: float) -> float:
@@ -72,7 +73,7 @@ def forgetting_curve(record: Forgetting, head: int | None = None) -> ForgettingC
         recall=(sums[1] / count).astype(np.float32),
         retention=retention.astype(np.float32),
         gate_only=gates.astype(np.float32),
-        half_life=_half_life(mean_age, retention),
+        half_life=_half_life(mean_age, retention, sums[2]),
         num_probes=int(np.isfinite(record.at_once).any(1).sum()),
     )
 
@@ -110,17 +111,29 @@ def _bins(ages: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, ages, side="right")
 
 
-def _half_life(ages: np.ndarray, retention: np.ndarray) -> float | None:
-    """The first age at which the curve is down to half of its highest so far."""
+def _half_life(ages: np.ndarray, retention: np.ndarray, weights: np.ndarray) -> float | None:
+    """Where the fitted curve crosses half of its beginning."""
     known = np.isfinite(retention)
-    ages, retention = ages[known], retention[known]
-    half = np.maximum.accumulate(retention) / 2 if len(retention) else retention
-    below = np.flatnonzero(retention < half)
+    ages, fit = ages[known], _falling(retention[known], weights[known])
+    below = np.flatnonzero(fit < fit[:1] / 2)
     if not len(below):
         return None
     after, before = below[0], below[0] - 1
-    share = (retention[before] - half[after]) / (retention[before] - retention[after])
+    share = (fit[before] - fit[0] / 2) / (fit[before] - fit[after])
     return float(ages[before] + share * (ages[after] - ages[before]))
+
+
+def _falling(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The nearest curve that never rises, by weighted least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        count = 1
+        while blocks and blocks[-1][0] < value:
+            level, mass, size = blocks.pop()
+            value = (level * mass + value * weight) / (mass + weight)
+            weight, count = weight + mass, count + size
+        blocks.append((value, weight, count))
+    return np.repeat([level for level, _, _ in blocks], [count for _, _, count in blocks])
 
 
 class _Probe(NamedTuple):

@@ -135,7 +135,7 @@ class LayerTrace:
     life: Life
     forgetting: Forgetting
     memory_share: FloatArray | None = None
-    """`[tokens]`: see `titans.analysis.contributions`."""
+    """`[tokens]`: see `titans.analysis.probes`."""
 
 
 @dataclass(frozen=True, kw_only=True)

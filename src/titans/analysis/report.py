@@ -15,8 +15,8 @@ import numpy as np
 
 from titans.analysis.export import summary, to_plain
 from titans.analysis.forgetting import ForgettingCurve, forgetting_curve
+from titans.analysis.probes import verdict
 from titans.analysis.records import MEMORY_QUANTITIES, Curve, LayerTrace, Trace
-from titans.analysis.worth import verdict
 from titans.files import write_text
 
 MAX_BYTES = 8_600_000

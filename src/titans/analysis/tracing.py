@@ -15,7 +15,7 @@ from torch import Tensor
 
 from titans.analysis.curves import CurveBuilder, Thinned
 from titans.analysis.forgetting import ForgettingRecorder
-from titans.analysis.life import Moment, life, measure
+from titans.analysis.probes import Moment, WorthRecorder, life, measure
 from titans.analysis.records import (
     MEMORY_QUANTITIES,
     FloatArray,
@@ -26,7 +26,6 @@ from titans.analysis.records import (
     Trace,
 )
 from titans.analysis.watching import Call, Watched, describe_call, memories, watching
-from titans.analysis.worth import WorthRecorder
 from titans.errors import CheckpointError, DataError
 from titans.layers.memory import NeuralMemory
 from titans.models import TitansForCausalLM

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from titans.analysis.contributions import PartOutputs, memory_share, watch_parts
+from titans.analysis.probes import PartOutputs, memory_share, watch_parts
 from titans.layers.memory import NeuralMemory
 from titans.layers.memory_state import NeuralMemoryState
 from titans.models import TitansForCausalLM

@@ -110,7 +110,7 @@ def _command(args: argparse.Namespace) -> str:
 
 def _print(traces: list["Trace"], files: list[Path]) -> None:
     from titans.analysis.forgetting import forgetting_curve, show_tokens
-    from titans.analysis.worth import verdict
+    from titans.analysis.probes import verdict
 
     for found in traces:
         print(f"{found.name}: {found.num_tokens:,} tokens")

@@ -55,7 +55,7 @@ const MEASURES = {
   loss: ["surprise: loss", "Every token shaded by surprise: how wrong the memory was about it when it came. Hover for numbers."],
   grad_norm: ["surprise: gradient norm", "Every token shaded by the norm of its gradient: how much the memory wanted to change for it. Hover for numbers."],
   write_size: ["write size", "Every token shaded by what was written of it: step size times gradient norm. Hover for numbers."],
-  gain: ["gain of the memory", "Every token shaded by what the memory did for the model’s prediction of it: the probability it was given with the memory live, less that with the memory off. Orange: it helped; teal: it hurt."],
+  gain: ["gain of reading", "Every token shaded by what the memory did for the model’s prediction of it: the probability it was given with the memory live, less that with the memory frozen at its start. Orange: it helped; teal: it hurt."],
   memory_share: ["memory’s share", "Every token shaded by the memory’s share in the output of the layer. Hover for numbers."],
 };
 
@@ -66,8 +66,8 @@ function tokenValues(run, name, layer, head) {
   if (run.cache.has(key)) return run.cache.get(key);
   let values;
   if (name === "gain") {
-    const [live, , off] = run.worthCurves.tokens.map(unpack);
-    values = live.map((loss, i) => Math.exp(-loss) - Math.exp(-off[i]));
+    const [live, frozen] = run.worthCurves.tokens.map(unpack);
+    values = live.map((loss, i) => Math.exp(-loss) - Math.exp(-frozen[i]));
   } else if (name === "write_size") {
     const parts = memoriesOf(run, layer).flatMap((memory) => headsOf(memory, head).map((h) => {
       const [step, norm, written] = ["step_size", "grad_norm", "written"].map((n) => unpack(memory.tokens[n][h]));

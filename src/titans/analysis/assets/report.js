@@ -55,7 +55,7 @@ function figures(run) {
     halfLife(run),
     [show(drift), "drift: how far the weights moved"],
   ];
-  if (run.worth) found.push([`${run.worth.gain.off > 0 ? "−" : "+"}${show(Math.abs(run.worth.gain.off))} nats`, "loss per token, live against off"]);
+  if (run.worth) found.push([`${run.worth.gain.frozen > 0 ? "−" : "+"}${show(Math.abs(run.worth.gain.frozen))} nats`, "loss per token, live against frozen: what reading adds"]);
   return found;
 }
 
@@ -67,7 +67,7 @@ function cards() {
     host.append(grid);
     return;
   }
-  const [a, b] = RUNS.map(figures), labels = ["strongest write", "tokens written", "half-life", "drift", "loss per token, live against off"];
+  const [a, b] = RUNS.map(figures), labels = ["strongest write", "tokens written", "half-life", "drift", "loss per token, live against frozen"];
   const facts = (run) => `${run.variant.toUpperCase()}, ${run.parameters.toLocaleString("en")} parameters, ${run.tokens.toLocaleString("en")} tokens`;
   const rows = [["", ...RUNS.map((run, n) => `<span class="run-name"><i>${"AB"[n]}</i>${escapeHtml(run.name)}</span>`)], ["model", ...RUNS.map(facts)], ...a.map((cell, n) => [labels[n], cell[0], b[n] ? b[n][0] : "–"])];
   host.append(element("div", "panel", `<table class="compare">${rows.map((row, n) => `<tr>${row.map((cell, c) => (n && c ? `<td>${cell}</td>` : `<th>${cell}</th>`)).join("")}</tr>`).join("")}</table>`));
@@ -197,7 +197,7 @@ function helped(run, n) {
   for (const token of best) {
     const text = run.texts.length ? run.texts[token].trim() || "␣" : String(run.ids[token]), button = element("button", "", `${escapeHtml(text)}<small>${token.toLocaleString("en")}</small>`);
     button.type = "button";
-    button.title = `probability ${show(gains[token])} above that with the memory off`;
+    button.title = `probability ${show(gains[token])} above that with the memory frozen at its start`;
     button.addEventListener("click", () => { state.measure = "gain"; find("measure").value = "gain"; draw(true); panels[n].goTo(token); find("text").scrollIntoView(); });
     host.append(button, " ");
   }

@@ -198,7 +198,7 @@ class TextPanel {
     let html = rows.map(([name, text]) => `<tr><td>${name}</td><td>${text}</td></tr>`).join("");
     if (run.worthCurves) {
       const [live, frozen, off] = run.worthCurves.tokens.map((p) => unpack(p)[i]);
-      html += `<tr class="sep"><td>model’s loss: live</td><td>${show(live)}</td></tr><tr><td>frozen / off</td><td>${show(frozen)} / ${show(off)}</td></tr><tr><td>gain of the memory</td><td>${show(at("gain"))}</td></tr>`;
+      html += `<tr class="sep"><td>model’s loss: live</td><td>${show(live)}</td></tr><tr><td>frozen / off</td><td>${show(frozen)} / ${show(off)}</td></tr><tr><td>gain of reading</td><td>${show(at("gain"))}</td></tr>`;
     }
     return `<b>${escapeHtml(text)}</b> <small>token ${i.toLocaleString("en")} · ${MEASURES[this.measure][0]}: rank ${rank.toLocaleString("en")} of ${this.ranked.length.toLocaleString("en")}</small><table>${html}</table>`;
   }
