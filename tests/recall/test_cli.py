@@ -14,7 +14,7 @@ from titans.cli.main import COMMANDS, main
 from titans.recall.generator import SMOLLM_INSTALL
 from titans.recall.store import SQLiteStore
 
-OURS = ("remember", "recall", "chat", "memory")
+OURS = ("remember", "recall", "list", "show", "forget", "export", "import", "chat", "memory")
 
 
 @pytest.fixture(autouse=True)
@@ -54,22 +54,39 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]):
 def test_upkeep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     for name, text in (("a", "I like tea."), ("b", "I like long walks.")):
         main(["remember", text, "--id", name, "--encoder", "hashing:64"])
-    assert main(["memory", "export", str(tmp_path / "out.jsonl")]) == 0
+    assert main(["export", str(tmp_path / "out.jsonl")]) == 0
     capsys.readouterr()
-    assert main(["memory", "forget", "--id", "a", "--json"]) == 0
+    assert main(["forget", "a", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["forgotten"] == 1
-    assert main(["memory", "import", str(tmp_path / "out.jsonl"), "--json"]) == 0
+    assert main(["import", str(tmp_path / "out.jsonl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"imported": 1}
     assert main(["memory", "stats", "--json", "--scopes"]) == 0
     stats = json.loads(capsys.readouterr().out)
     assert stats["records"] == 2 and stats["scope_names"] == ["default"]
+    # Scripts that were written for version 0.1.
     assert main(["memory", "forget", "--all", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["forgotten"] == 2
 
 
+def test_list_and_show(capsys: pytest.CaptureFixture[str]):
+    for name, text in (("a", "I like tea."), ("b", "I like long walks."), ("c", "My dog is Rex.")):
+        main(["remember", text, "--id", name, "--speaker", "Ann", "--encoder", "hashing:64"])
+    capsys.readouterr()
+    assert main(["list", "-n", "2"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[:2]] == ["c", "b"] and "Rex" in printed[0]
+    assert printed[2].endswith("titans list --beyond b")
+    assert main(["list", "--beyond", "b", "--json"]) == 0
+    assert [record["id"] for record in json.loads(capsys.readouterr().out)] == ["a"]
+    assert main(["show", "c"]) == 0
+    assert "My dog is Rex." in capsys.readouterr().out
+    assert main(["show", "d"]) == 1
+    assert "no record 'd'" in capsys.readouterr().err
+
+
 def test_an_import_that_is_not_text_is_one_line(capsys, tmp_path: Path):
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "\xff"}')
-    assert main(["memory", "import", str(tmp_path / "bad.jsonl"), "--encoder", "hashing"]) == 1
+    assert main(["import", str(tmp_path / "bad.jsonl"), "--encoder", "hashing"]) == 1
     assert "bad.jsonl: not UTF-8 text at byte 10" in capsys.readouterr().err
 
 

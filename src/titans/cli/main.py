@@ -6,6 +6,7 @@ A command file has `configure(parser)` and `run(args) -> int` (0 done, 1 failed,
 
 import argparse
 import importlib
+import keyword
 import os
 import sys
 import traceback
@@ -24,11 +25,16 @@ COMMANDS: dict[str, str] = {
     "sweep": "train and evaluate a declared table of runs, resumable, under a time budget",
     "remember": "store a text in the text memory",
     "recall": "ask the text memory",
+    "list": "the records of the text memory, newest first",
+    "show": "all that is known about one record",
+    "forget": "remove records for good: text, index, traces in files and in the neural memory",
+    "export": "write the records of a scope as JSON lines",
+    "import": "remember every line of a JSON lines file",
     "chat": "a terminal chat that remembers between runs",
     "serve": "the text memory as a server: REST, an OpenAI-compatible chat, MCP, a page",
     "mcp": "the text memory as tools for an agent, over standard input and output",
     "keys": "make, list and revoke the keys of a server",
-    "memory": "upkeep of the text memory: stats, export, import, forget, check, repair",
+    "memory": "upkeep of the text memory: stats, check, repair, train",
 }
 """Command name (and file name in this folder) -> one line of help."""
 
@@ -39,7 +45,8 @@ EXAMPLES = """examples:
 
 def build_parser(command: str) -> argparse.ArgumentParser:
     """The parser of one command, from its own file."""
-    module = importlib.import_module(f"titans.cli.{command}")
+    file = f"{command}_" if keyword.iskeyword(command) else command
+    module = importlib.import_module(f"titans.cli.{file}")
     parser = Parser(
         prog=f"titans {command}",
         description=COMMANDS[command],
@@ -77,8 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     end = 2 if words[:1] == ["--debug"] else 1
     start = overview().parse_args(words[:end])
+    rest = words[end:]
+    if start.command == "memory" and rest[:1] in (["forget"], ["export"], ["import"]):
+        # Where these commands were until version 0.1.
+        start.command = rest.pop(0)
     try:
-        args = build_parser(start.command).parse_args(words[end:])
+        args = build_parser(start.command).parse_args(rest)
         code = int(args.run(args) or DONE)
         sys.stdout.flush()
         return code

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from titans.recall import Encoder, RecallConfig, TextMemory
+    from titans.recall import Encoder, RecallConfig, Record, TextMemory
 
 
 def add_store_options(parser: argparse.ArgumentParser, *, with_scope: bool = True) -> None:
@@ -97,3 +97,31 @@ def as_json(value: object) -> str:
 
     text = json.dumps(value, ensure_ascii=False)
     return "".join(c if printable(c) == c else json.dumps(c)[1:-1] for c in text)
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Declare --json."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def show(values: dict[str, object], args: argparse.Namespace) -> None:
+    """Print a result: a line for each value that is known, or one JSON object."""
+    from titans.terminal import printable
+
+    if args.json:
+        print(as_json(values))
+        return
+    for name, value in values.items():
+        if value is not None:
+            shown = f"{value:.4g}" if isinstance(value, float) else value
+            print(printable(f"{name.replace('_', ' '):<20} {shown}"))
+
+
+def print_record(record: "Record") -> None:
+    """Print a record on one line: its id, when it was said, by whom, and what."""
+    from titans.recall.prompt import quote_name
+    from titans.terminal import printable
+
+    who = f"{quote_name(record.speaker)}: " if record.speaker else ""
+    text = printable(record.text)
+    print(f"{printable(record.id)}  [{record.time:%Y-%m-%d}] {who}{text}")

@@ -45,8 +45,8 @@ class Salvage:
         except sqlite3.DatabaseError as error:
             self.db.close()
             raise StoreError(
-                f"{path} cannot be read at all ({error}): restore a copy; `titans memory import` "
-                "reads what `titans memory export` wrote"
+                f"{path} cannot be read at all ({error}): restore a copy; `titans import` "
+                "reads what `titans export` wrote"
             ) from error
         if not set(SEALED) <= tables:
             self.db.close()

@@ -1,0 +1,52 @@
+"""`titans forget`: remove records of the text memory for good."""
+
+import argparse
+import sys
+
+from titans.cli.store_options import add_json_option, add_store_options, open_memory, show
+
+EXAMPLES = """examples:
+  titans forget 3f2a9c
+  titans forget --before 2023-01-01 --scope work
+  titans forget --all --scope work
+
+`titans list` and `titans recall` print the ids. What is forgotten is gone from the file, from the
+index and from the weights of the neural memory.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = EXAMPLES
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("id", nargs="?", metavar="ID", help="one record")
+    what.add_argument("--id", dest="named", metavar="ID", help=argparse.SUPPRESS)
+    what.add_argument("--before", help="all from before this time (ISO 8601)")
+    what.add_argument("--all", action="store_true", help="the whole scope")
+    add_store_options(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Remove, and say how much."""
+    from titans.cli.progress import Bar
+
+    with open_memory(args, must_exist=True) as memory, Bar("replaying") as bar:
+        if args.all:
+            done = memory.forget(scope=args.scope)
+        else:
+            done = memory.forget(args.id or args.named, before=args.before, progress=bar.reach)
+    if not done.is_complete:
+        print(
+            "a process is reading the store: traces stay in its files until the next process opens "
+            "it or writes to it, which removes them",
+            file=sys.stderr,
+        )
+    found = {
+        "forgotten": done.records,
+        "replayed": done.replayed,
+        "seconds": round(done.seconds, 3),
+        "complete": done.is_complete,
+    }
+    show(found, args)
+    return 0
