@@ -23,8 +23,11 @@ import torch
 
 from titans.evaluation.locomo import (
     CachingEncoder,
+    Conversation,
     Example,
     Locomo,
+    Question,
+    TurnText,
     collect_examples,
     load_conversations,
     recall_scores,
@@ -33,15 +36,15 @@ from titans.evaluation.record import machine_name
 from titans.evaluation.runner import run_task
 from titans.files import source_commit
 from titans.recall import TextMemory, load_encoder
-from titans.recall.search.features import FEATURES
-from titans.recall.search.fusion import FusionWeights, fit_fusion, fusion_json, load_fusion
+from titans.recall.search.fusion import STAGES, Fusion, fit_fusion, fusion_json
 from titans.recall.store import StoredPassage, StoredRecord
 from titans.recall.store.connection import files_of
 from titans.recall.text.passages import TOKEN_DIM
 from titans.recall.text.words import terms
+from titans.tasks.recall_sets import assistant, people
 
-SEVEN = ("in_context", "in_context_near", "bare", "bare_near", "lexical", "lexical_wide", "speaker")
-"""The features of a plain hybrid search with neighbours and speakers."""
+SEEDS = 8
+"""Made-up chats of each kind in the fit."""
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrstx"] + [
     f"{a}{b}{c}{d}" for a in "bdgklmprst" for b in "aeiou" for c in "bdlmnrst" for d in "aeiou"
 ]
@@ -197,19 +200,14 @@ def _cold(path: Path) -> float:
     return round(time.perf_counter() - begin, 2)
 
 
-def _loo(examples: list[list[Example]], used: tuple[str, ...]) -> np.ndarray:
-    """Fit on all conversations but one, measure on that one, in turn: recall by question."""
+def _loo(examples: list[list[Example]], others: list[Example], used: tuple[str, ...]) -> np.ndarray:
+    """Fit on all conversations but one and on `others`, measure on that one, in turn: recall by
+    question."""
     found: list[np.ndarray] = []
-    columns = [FEATURES.index(name) for name in used]
     for held in range(len(examples)):
-        train = []
-        for e in (e for i, c in enumerate(examples) if i != held for e in c):
-            masked = np.zeros_like(e.features)
-            masked[:, columns] = e.features[:, columns]
-            train.append((masked, e.answers))
-        fitted = fit_fusion(train)
-        kept = {n: w if n in used else 0.0 for n, w in fitted.weights.items()}
-        found += [e.recalls(FusionWeights(kept, fitted.bias)) for e in examples[held]]
+        train = [e for i, c in enumerate(examples) if i != held for e in c] + others
+        fitted = fit_fusion([(e.features, e.answers) for e in train], used)
+        found += [e.recalls(fitted) for e in examples[held]]
     return np.array(found)
 
 
@@ -225,38 +223,37 @@ def _rows(recalls: np.ndarray, categories: np.ndarray) -> list[dict[str, object]
     return [*rows.values()]
 
 
+def made_up(encoder: CachingEncoder, seeds: range) -> list[Example]:
+    """The features of questions about made-up chats, those that have an answer."""
+    found: list[Example] = []
+    for chat in (make(seed) for make in (people, assistant) for seed in seeds):
+        turns = [TurnText(t.id, t.speaker, t.text, t.time) for t in chat.said]
+        asked = [Question(q.text, 0, q.answers) for q in chat.asked if q.answers]
+        found += collect_examples(Conversation(chat.name, turns, asked), encoder)
+        print(f"read {chat.name}", file=sys.stderr)
+    return found
+
+
 def fit(data: Path, write: bool) -> dict[str, object]:
-    """Leave-one-out tables with and without the memory; the shipped weights from all."""
+    """Leave-one-out tables; the shipped weights from all."""
     encoder = CachingEncoder(load_encoder())
+    others = made_up(encoder, range(SEEDS))
     examples = []
     for conversation in load_conversations(data):
         examples.append(collect_examples(conversation, encoder))
         print(f"read {conversation.id}", file=sys.stderr)
-    plain = tuple(n for n in FEATURES if n != "memory")
-    results = {
-        "with_memory": _loo(examples, FEATURES),
-        "without_memory": _loo(examples, plain),
-        "seven": _loo(examples, SEVEN),
-        "seven_and_memory": _loo(examples, (*SEVEN, "memory")),
-    }
-    everything = [(e.features, e.answers) for c in examples for e in c]
-    weights = {m: fit_fusion(everything, m) for m in (True, False)}
+    results = {name: _loo(examples, others, used) for name, used in STAGES.items()}
+    results["full, on LoCoMo alone"] = _loo(examples, [], STAGES["full"])
+    everything = [(e.features, e.answers) for c in (*examples, others) for e in c]
+    fitted = Fusion(**{name: fit_fusion(everything, used) for name, used in STAGES.items()})
     if write:
         note = f"fitted to {len(everything)} questions: docs/recall-fusion-card.md"
         target = Path(__file__).parents[1] / "src/titans/recall/search/fusion.json"
-        target.write_text(fusion_json(weights, note), encoding="utf-8")
+        target.write_text(fusion_json(fitted, note), encoding="utf-8")
     categories = np.array([e.category for c in examples for e in c])
     report: dict[str, object] = {name: _rows(r, categories) for name, r in results.items()}
-    report["shipped_weights_differ_by"] = max(
-        abs(weights[m].weights[name] - load_fusion(m).weights[name])
-        for m in (True, False)
-        for name in FEATURES
-    )
-    for name, more, less in (
-        ("memory_adds", "with_memory", "without_memory"),
-        ("memory_adds_to_seven", "seven_and_memory", "seven"),
-    ):
-        report[name] = _rows(results[more] - results[less], categories)
+    for name, less in (("windows_add", "first"), ("vectors_add", "words")):
+        report[name] = _rows(results["full"] - results[less], categories)
     return report
 
 

@@ -18,6 +18,7 @@ from titans.recall import (
     preset,
 )
 from titans.recall.search import search
+from titans.recall.search.fusion import FITTED_SIZE, RECENCY_WEIGHT, load_fusion
 from titans.terminal import printable
 
 DAY = datetime(2024, 5, 1, tzinfo=UTC)
@@ -173,18 +174,16 @@ def test_the_gate_leaves_dull_texts_unwritten_but_kept(memory: TextMemory):
     assert memory.recall("ok", 1)[0].id == dull.id
 
 
-def test_explain_shows_what_adds_up_to_the_score(memory: TextMemory):
-    memory.remember("a dog")
-    found = memory.recall("dog", 1, explain=True)[0]
-    total = sum(f["contribution"] for f in found.explanation.values())
-    assert all(
-        f["value"] * f["weight"] == pytest.approx(f["contribution"])
-        for f in found.explanation.values()
-    )
-    logit = math.log(found.score / (1 - found.score)) - math.log(500)
-    assert logit == pytest.approx(
-        total + memory._fusion.bias + 0.05 * found.parts.recency, abs=1e-3
-    )
+def test_parts_add_up_to_the_score_and_contributions_to_its_logit(memory: TextMemory):
+    memory.remember("a dog", speaker="Ann")
+    memory.remember("something else", speaker="Bob")
+    for found in memory.recall("What is Ann's dog?", 2, explain=True):
+        assert sum(vars(found.parts).values()) == pytest.approx(found.score, abs=1e-6)
+        total = sum(f["contribution"] for f in found.explanation.values())
+        logit = math.log(found.score / (1 - found.score))
+        constant = load_fusion().full.bias + math.log(FITTED_SIZE / 2)
+        recency = logit - total - constant
+        assert 0 < recency <= RECENCY_WEIGHT + 1e-3
 
 
 def test_export_and_import_give_the_same_answers(memory: TextMemory, tmp_path: Path):

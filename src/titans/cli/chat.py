@@ -148,16 +148,15 @@ class _Chat:
             self.last = None
 
     def _why(self) -> None:
+        from titans.recall.records import as_sum
+
         if self.last is None:
             self._note("nothing was asked yet")
             return
         self._note(f"id {self.last.record.id}: {self.last.record.reason}")
         for m in self.last.memories:
-            p = m.parts
-            self._note(
-                f"{m.score:.2f} = lexical {p.lexical:.2f}, vector {p.vector:.2f}, memory "
-                f"{p.memory:.2f}, recency {p.recency:.2f}: {m.text!r} (id {m.id})"
-            )
+            self._note(f"{m.score:.2f} {m.text!r} (id {m.id})")
+            self._note(f"     {m.why} {as_sum(m.parts)}")
 
     def _note(self, text: str) -> None:
         from titans.terminal import printable

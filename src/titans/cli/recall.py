@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the records, best first."""
     from titans.errors import ConfigError
     from titans.recall.prompt import quote_name
+    from titans.recall.records import as_sum
     from titans.terminal import printable
 
     with open_memory(args, must_exist=True) as memory:
@@ -55,14 +56,10 @@ def run(args: argparse.Namespace) -> int:
     for r in found:
         who = f"{quote_name(r.speaker)}: " if r.speaker else ""
         print(f"{r.score:.2f}  [{r.time:%Y-%m-%d}] {who}{printable(r.passage or r.text)}")
-        p = r.parts
-        print(
-            f"      lexical {p.lexical:.2f}, vector {p.vector:.2f}, memory {p.memory:.2f}, "
-            f"recency {p.recency:.2f}  id {printable(r.id)}"
-        )
+        print(f"      {printable(r.why)}  id {printable(r.id)}")
+        print(f"      {as_sum(r.parts)}")
         if r.succeeded_by:
             print(f"      updated by {printable(r.succeeded_by)}")
         for name, f in (r.explanation or {}).items():
-            product = f"{f['value']:7.3f} x {f['weight']:7.3f} = {f['contribution']:7.3f}"
-            print(f"      {name:<16} {product}")
+            print(f"      {name:<16} {f['value']:7.3f} gives {f['contribution']:7.3f}")
     return 0

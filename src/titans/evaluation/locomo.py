@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -74,8 +74,6 @@ class Locomo(Task):
     """Encoder of the texts, as `titans remember` takes it."""
     captions: bool = True
     """Append the caption of a shared picture to its turn, as a person would see it."""
-    memory: bool = True
-    """Let the neural memory take part in the score."""
     keep: Share = 1.0
     """Keep only this share of the turns in the store."""
     keep_by: Literal["surprise", "length", "random"] = "surprise"
@@ -134,7 +132,7 @@ class Locomo(Task):
         return Filled()
 
     def _fill(self, conversation: Conversation, subject: "TextMemorySubject") -> "Store":
-        config = RecallConfig(encoder=self.encoder, use_memory=self.memory)
+        config = RecallConfig(encoder=self.encoder)
         kept = None if self.keep >= 1 else self._kept(conversation, subject.encoder)
         return filled(conversation, config, subject.encoder, kept)
 
@@ -161,8 +159,7 @@ class TextMemorySubject:
 
     def card(self) -> ModelCard:
         """Which encoder, and which weights mix the features."""
-        weights = load_fusion(True), load_fusion(False)
-        state = json.dumps([self.encoder.name, *(fusion.weights for fusion in weights)])
+        state = json.dumps([self.encoder.name, asdict(load_fusion())])
         return ModelCard(
             name=self.name,
             variant="recall",
@@ -231,6 +228,7 @@ class CachingEncoder:
         self._seen: dict[str, TokenVectors] = {}
         self.name, self.dim, self.max_tokens = encoder.name, encoder.dim, encoder.max_tokens
         self.token_spans, self.word_rank = encoder.token_spans, encoder.word_rank
+        self.covers = encoder.covers
 
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
         """Encode what is new, one text at a time: padding would change the last bits."""

@@ -77,9 +77,7 @@ class RecallConfig:
     checkpoint: str | None = None
     """Projections, attention, persistent vectors and initial memory from `titans memory train`."""
     retrieval: Retrieval = "fusion"
-    """`fusion` of lexical, vector and memory scores; `memory`: cosine of o = y * M(y) alone."""
-    use_memory: bool = True
-    """Whether the neural memory takes part in the fused score."""
+    """`fusion` of what words, vectors, speakers and dates say; `memory`: cosine of o = y * M(y)."""
     top_k: int = 3
     """K: memories in an enriched prompt."""
     threshold: float = 0.05

@@ -81,8 +81,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             raise
         self.scope = scope
         self._replica = Replica(self.store, scope, self.config, self.encoder, self.neural)
-        self._fusion = load_fusion(self.config.use_memory)
-        self._searcher = Searcher(self._replica, self._fusion)
+        self._searcher = Searcher(self._replica, load_fusion())
 
     def _claim(self) -> None:
         """Tie a new store to its encoder and neural configuration, or check that they fit."""
@@ -228,15 +227,13 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         with self._lock, self.store.reading():
             self._replica.refresh()
             hits = self._searcher.search(query, wanted)
-            return Assembly(self._replica, self._fusion, explain).build(
-                hits, k, threshold or 0.0, exclude=None
-            )
+            return Assembly(self._replica, explain).build(hits, k, threshold or 0.0, exclude=None)
 
     def search(self, query: str) -> Hits:
         """Every candidate passage with its features: what `recall` ranks (to fit or to study)."""
         with self._lock, self.store.reading():
             self._replica.refresh()
-            return self._searcher.search(query, Filter())
+            return self._searcher.search(query, Filter(), best=max(len(self._replica.index), 1))
 
     # Turn
 
@@ -289,7 +286,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 else:
                     hits = self._searcher.search(prompt, wanted)
                 count = self.config.top_k
-                memories = Assembly(self._replica, self._fusion, explain=False).build(
+                memories = Assembly(self._replica, explain=False).build(
                     hits, count + len(known), self.config.threshold, exclude=record.id
                 )
         return record, [m for m in memories if m.text not in known][:count]

@@ -38,12 +38,22 @@ class Record:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """What the score rests on, each in [0, 1]."""
+    """How much of the score is due to what; the parts add up to it.
 
-    lexical: float
-    vector: float
-    memory: float
-    recency: float
+    What speaks against a record lowers all of them.
+    """
+
+    lexical: float = 0.0
+    """Words of the query, in the text and around it."""
+    vector: float = 0.0
+    """Likeness of meaning, of the text and of its words."""
+    speaker: float = 0.0
+    """Said by whom the query is about."""
+    time: float = 0.0
+    """Said when the query asks for, or telling when."""
+    recency: float = 0.0
+    memory: float = 0.0
+    """What the neural memory answers, where it alone decides (the preset `classic`)."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,11 @@ class Recalled:
     speaker: str | None
     time: datetime
     score: float
-    """In [0, 1]: how likely it is that this record answers the query."""
+    """In [0, 1]: higher the likelier it answers the query (docs/recall.md says how well it is
+    calibrated)."""
     parts: ScoreParts
+    why: str = ""
+    """What speaks for it, as a sentence."""
     passage: str | None = None
     """The part of a long text that answers; None if the text is one passage."""
     metadata: dict[str, Any] | None = None
@@ -66,7 +79,7 @@ class Recalled:
     successor_of: str | None = None
     succeeded_by: str | None = None
     explanation: dict[str, dict[str, float]] | None = None
-    """With `explain=True`: each feature's value, weight and contribution."""
+    """With `explain=True`: each feature's value and contribution."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; nothing that is empty."""
@@ -86,6 +99,12 @@ class Turn:
     memories: list[Recalled] = field(default_factory=list)
     answer_record: Record | None = None
     """The answer as it is remembered, if it is."""
+
+
+def as_sum(parts: ScoreParts) -> str:
+    """The parts of a score that count, as a sum."""
+    shown = {name: value for name, value in asdict(parts).items() if value >= 0.005}
+    return " + ".join(f"{name} {value:.2f}" for name, value in shown.items()) or "all parts are 0"
 
 
 def to_microseconds(time: datetime) -> int:

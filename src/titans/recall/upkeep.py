@@ -26,8 +26,7 @@ from titans.recall.search.blocks import unpack
 from titans.recall.search.index import ScopeIndex
 from titans.recall.store import SQLiteStore, StoredPassage, StoredRecord
 from titans.recall.store.salvage import Salvage, SalvagedRecord
-from titans.recall.text.passages import encode_passages, split_passages
-from titans.recall.text.words import terms
+from titans.recall.text.passages import encode_passages, passage_terms, split_passages
 
 Progress = Callable[[str], None]
 SAME_STATE = 1e-3
@@ -85,12 +84,13 @@ def _index(replica: Replica) -> Iterator[str]:
 def _words(replica: Replica) -> Iterator[str]:
     """Words of the texts that the lexical index does not know."""
     assert replica.scope_id is not None
-    passages = iter(replica.index.column("passage").tolist())
+    index = replica.index
+    passages = iter(zip(index.column("passage").tolist(), index.column("flags"), strict=True))
     found: dict[str, list[int]] = {}
     for record in replica.store.list_records(replica.scope_id):
         for part in _parts(replica.encoder, record):
-            number = next(passages, 0)
-            for term in terms(part):
+            number, flags = next(passages, (0, 0))
+            for term in passage_terms(part, int(flags)):
                 found.setdefault(term, []).append(number)
     for term, wanted in found.items():
         if replica.store.postings(replica.scope_id, term).tolist() != wanted:
@@ -211,7 +211,7 @@ class _Refill:
         parts = _parts(encoder, record)
         if len(parts) == len(found.passages):
             return [
-                StoredPassage(terms(part), flags, vectors, tokens)
+                StoredPassage(passage_terms(part, flags), flags, vectors, tokens)
                 for part, (flags, vectors, tokens) in zip(parts, found.passages, strict=True)
             ]
         self.remade += 1

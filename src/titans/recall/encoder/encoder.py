@@ -21,6 +21,7 @@ from torch import Tensor
 
 from titans.errors import CheckpointError, ConfigError
 from titans.recall.encoder.bert import BertEncoder
+from titans.recall.text.languages import is_mostly_latin, seems_english
 from titans.recall.text.words import fold, stem, words
 
 Pooling = Literal["mean", "cls", "max"]
@@ -31,6 +32,8 @@ MINILM_MAX_TOKENS = 256
 MAX_HASHING_DIM = 65_536
 HASHED_NUMBERS = 2**23
 """How many numbers of words' vectors a hashing encoder keeps."""
+MAX_UNKNOWN = 0.1
+"""A text with more unknown pieces than this share is in a language that a model does not know."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,10 @@ class Encoder(Protocol):
 
     def word_rank(self, word: str) -> int:
         """How common a word is in the language: 1 for the commonest, thousands for rare ones."""
+        ...
+
+    def covers(self, text: str) -> bool:
+        """Whether vectors of the text mean something: the encoder knows its language."""
         ...
 
 
@@ -143,6 +150,14 @@ class MiniLMEncoder:
     def word_rank(self, word: str) -> int:
         """WordPiece vocabularies list words by frequency; after the 1996 marks and characters."""
         return _rank(self._whole.encode(word, add_special_tokens=False).ids, 1996, self._vocabulary)
+
+    def covers(self, text: str) -> bool:
+        """Whether a text is English, or no language at all (numbers, code, names)."""
+        if not is_mostly_latin(text):
+            return False
+        tokens = self._whole.encode(text, add_special_tokens=False).tokens
+        parts = sum(token.startswith("##") for token in tokens)
+        return seems_english(text, parts / max(len(tokens), 1))
 
 
 class HuggingFaceEncoder:
@@ -207,6 +222,12 @@ class HuggingFaceEncoder:
         ids = self._tokenizer(word, add_special_tokens=False)["input_ids"]
         return _rank(list(ids), 0, len(self._tokenizer))
 
+    def covers(self, text: str) -> bool:
+        """Whether the tokenizer has pieces for nearly all of a text."""
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        unknown = self._tokenizer.unk_token_id
+        return unknown is None or list(ids).count(unknown) <= MAX_UNKNOWN * len(ids)
+
 
 class HashingEncoder:
     """A vector per word stem, drawn at random from the word itself: no weights, no meaning.
@@ -244,6 +265,10 @@ class HashingEncoder:
     def word_rank(self, word: str) -> int:
         """Nothing is known of words: all are middling."""
         return 2000
+
+    def covers(self, text: str) -> bool:
+        """Every language alike: a word is a word."""
+        return True
 
     def _encode(self, text: str) -> TokenVectors:
         spans = self.token_spans(text)[: self.max_tokens] or [(0, len(text))]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from titans.recall.records import Recalled, ScoreParts, from_microseconds
 from titans.recall.replica import Replica
-from titans.recall.search.features import FEATURES
-from titans.recall.search.fusion import FusionWeights
+from titans.recall.search.features import FEATURES, PARTS
+from titans.recall.search.fusion import RECENCY_WEIGHT
 from titans.recall.search.search import Hits
 from titans.recall.store import StoredRecord
 from titans.recall.text.passages import split_passages
@@ -16,7 +16,6 @@ class Assembly:
     """Builds results for one scope, inside a read transaction."""
 
     replica: Replica
-    fusion: FusionWeights
     explain: bool
 
     def build(self, hits: Hits, k: int, threshold: float, exclude: str | None) -> list[Recalled]:
@@ -59,6 +58,7 @@ class Assembly:
             time=from_microseconds(record.time),
             score=float(hits.scores[place]),
             parts=self._parts(hits, place),
+            why=reason(hits, place, record.speaker, is_replaced=successor is not None),
             passage=self._passage(record, index_row),
             metadata=record.metadata,
             surprise=record.surprise,
@@ -69,24 +69,24 @@ class Assembly:
         )
 
     def _parts(self, hits: Hits, place: int) -> ScoreParts:
+        """The score, divided among what speaks for the record."""
+        score, recency = float(hits.scores[place]), float(hits.recency[place])
         if not hits.features.shape[1]:
-            return ScoreParts(0.0, 0.0, float(hits.scores[place]), float(hits.recency[place]))
-        value = dict(zip(FEATURES, hits.features[place].tolist(), strict=True))
-        return ScoreParts(
-            lexical=_share(value["lexical"]),
-            vector=_share(max(value["bare"], value["first_person"], value["in_context"])),
-            memory=_share(value["memory"]),
-            recency=_share(float(hits.recency[place])),
-        )
+            return ScoreParts(memory=score)
+        value = dict(zip(FEATURES, hits.contributions[place].tolist(), strict=True))
+        for_it = {
+            part: max(sum(value[name] for name in names), 0.0) for part, names in PARTS.items()
+        }
+        for_it["recency"] = RECENCY_WEIGHT * recency
+        total = sum(for_it.values())
+        return ScoreParts(**{part: score * share / total for part, share in for_it.items()})
 
     def _explanation(self, hits: Hits, place: int) -> dict[str, dict[str, float]] | None:
-        if not hits.features.shape[1]:
-            return None
-        weights = self.fusion.weights
+        values, products = hits.features[place].tolist(), hits.contributions[place].tolist()
         return {
-            name: {"value": value, "weight": weights[name], "contribution": value * weights[name]}
-            for name, value in zip(FEATURES, hits.features[place].tolist(), strict=True)
-        }
+            name: {"value": value, "contribution": product}
+            for name, value, product in zip(FEATURES, values, products, strict=False)
+        } or None
 
     def _passage(self, record: StoredRecord, index_row: int) -> str | None:
         """The passage that was found, if the record has several."""
@@ -120,5 +120,40 @@ class Assembly:
         return successor, found[record.successor_of].id if record.successor_of in found else None
 
 
-def _share(value: float) -> float:
-    return min(max(value, 0.0), 1.0)
+CLAUSES: tuple[tuple[str, float, str], ...] = (
+    ("exact", 0.5, "it holds the rare word or number that you named"),
+    ("day", 0.99, "it was said on the day you asked about"),
+    ("day", 0.3, "it was said near the day you asked about"),
+    ("date", 1.0, "it was said in the month you asked about"),
+    ("when", 1.0, "it says when"),
+    ("late", 0.6, "it speaks of the same things"),
+    ("lexical", 0.25, "it shares words with the question"),
+    ("answered", 0.5, "it answers a question like yours"),
+    ("late_wide", 0.6, "what was said around it speaks of the same things"),
+    ("lexical_nearby", 0.5, "the words of the question stand near it"),
+    ("bare", 0.4, "it is close in meaning"),
+)
+"""Features with the value from which on a reader is told of them, and how; weightiest first."""
+MOST_CLAUSES = 3
+
+
+def reason(hits: Hits, place: int, speaker: str | None, is_replaced: bool) -> str:
+    """What speaks for a record, as a sentence."""
+    if not hits.features.shape[1]:
+        return "The neural memory answers with something like it."
+    value = dict(zip(FEATURES, hits.features[place].tolist(), strict=True))
+    clauses: list[str] = []
+    if value["speaker"] == 1.0:
+        clauses.append(f"{speaker} said it, whom you asked about")
+    told: set[str] = set()
+    for name, least, clause in CLAUSES:
+        if value[name] >= least and name not in told:
+            told.add(name)
+            clauses.append(clause)
+    clauses = clauses[:MOST_CLAUSES] or ["nothing fits well, it is only the nearest there is"]
+    if value["idle"] >= 0.9:
+        clauses.append("but it asks or greets and tells nothing")
+    if is_replaced:
+        clauses.append("but it was updated later")
+    text = ", ".join(clauses)
+    return text[0].upper() + text[1:] + "."

@@ -6,7 +6,7 @@ All weights but one are fitted, the only numbers of the text memory that are: fu
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from titans.errors import ConfigError
-from titans.recall.search.features import FEATURES, MEMORY_FEATURES
+from titans.recall.search.features import BASE, FEATURES
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
@@ -27,24 +27,54 @@ FITTED_SIZE = 500
 """Passages in a scope of the kind that the weights were fitted to."""
 REPLACED_PENALTY = 1.5
 """A statement that was updated later stands behind its successor."""
+SET = {"exact": EXACT_WEIGHT}
+"""Weights that are set."""
+WORDS = (
+    *("lexical", "lexical_wide", "lexical_close", "lexical_nearby", "speaker", "assistant"),
+    *("idle", "when", "date", "day", "exact"),
+)
+"""Features that need no encoder: for texts and questions in languages that it does not know."""
+WORDS_ALONE = ("lexical", "lexical_wide")
+"""What adds nothing beside vectors."""
+STAGES: dict[str, tuple[str, ...]] = {
+    "first": tuple(name for name in BASE if name not in WORDS_ALONE),
+    "full": tuple(name for name in FEATURES if name not in WORDS_ALONE),
+    "words": WORDS,
+}
+"""What is fitted: `first` ranks all candidates, `full` the best of them, `words` what the encoder
+does not know."""
 
 
 @dataclass(frozen=True)
 class FusionWeights:
-    """A weight per feature, and the constant."""
+    """A weight per feature, those not named having none, and the constant."""
 
     weights: dict[str, float]
     bias: float
 
     def __post_init__(self) -> None:
-        if set(self.weights) != set(FEATURES):
-            wrong = sorted(set(self.weights) ^ set(FEATURES))
-            raise ConfigError(f"fusion weights must name every feature once; check {wrong}")
+        unknown = sorted(set(self.weights) - set(FEATURES))
+        if unknown:
+            raise ConfigError(f"fusion weights must name features; check {unknown}")
+
+    def contributions(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Each feature times its weight; the first columns of `FEATURES`, or all."""
+        weights = [self.weights.get(name, 0.0) for name in FEATURES[: features.shape[1]]]
+        return features * np.array(weights, np.float32)
 
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """The weighted sum, before the logistic function."""
-        vector = np.array([self.weights[name] for name in FEATURES], np.float32)
-        return features @ vector + np.float32(self.bias)
+        weights = [self.weights.get(name, 0.0) for name in FEATURES[: features.shape[1]]]
+        return features @ np.array(weights, np.float32) + np.float32(self.bias)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The weights of all stages."""
+
+    first: FusionWeights
+    full: FusionWeights
+    words: FusionWeights
 
 
 def prior_shift(size: int) -> float:
@@ -55,37 +85,50 @@ def prior_shift(size: int) -> float:
     return math.log(max(FITTED_SIZE / max(size, 1), 1.0))
 
 
-def load_fusion(use_memory: bool = True) -> FusionWeights:
-    """The shipped weights; fitted apart for a memory that is switched off."""
+def load_fusion() -> Fusion:
+    """The shipped weights."""
     text = files("titans.recall.search").joinpath("fusion.json").read_text(encoding="utf-8")
-    chosen = json.loads(text)["with_memory" if use_memory else "without_memory"]
-    return FusionWeights({**chosen["weights"], "exact": EXACT_WEIGHT}, chosen["bias"])
+    stages = json.loads(text)["stages"]
+    return Fusion(
+        **{
+            name: FusionWeights({**stages[name]["weights"], **SET}, stages[name]["bias"])
+            for name in STAGES
+        }
+    )
 
 
 def fit_fusion(
     examples: list[tuple[NDArray[np.float32], NDArray[np.bool_]]],
-    use_memory: bool = True,
-    penalty: float = 1e-4,
+    names: Sequence[str] = FEATURES,
+    penalty: float = 1e-2,
 ) -> FusionWeights:
     """Fit the weights to questions: for each, the features of all passages and which answer it.
 
     First the direction, by listwise softmax (a question's answers against all else), then scale
     and constant, by logistic regression on how often a passage with that sum is an answer.
+
+    Args:
+        names: the features that get a weight.
     """
-    left_out = {"exact"} if use_memory else {"exact", *MEMORY_FEATURES}
-    used = [i for i, name in enumerate(FEATURES) if name not in left_out]
-    data = [
-        (torch.from_numpy(x[:, used].astype(np.float64)), torch.from_numpy(y).double() / y.sum())
-        for x, y in examples
-    ]
+    used = [FEATURES.index(name) for name in names if name not in SET]
+    every = np.concatenate([x[:, used] for x, _ in examples]).astype(np.float64)
+    # The penalty is on weights of standardised features: none is cheap for having a small scale.
+    scale = torch.from_numpy(1 / np.maximum(every.std(0), 1e-3))
+    counts = torch.tensor([len(x) for x, _ in examples])
+    owner = torch.repeat_interleave(torch.arange(len(examples)), counts)
+    features = torch.from_numpy(every) * scale
+    target = torch.from_numpy(np.concatenate([y / y.sum() for _, y in examples]))
 
     def listwise(w: Tensor) -> Tensor:
-        losses = [-(y * torch.log_softmax(x @ w, 0)).sum() for x, y in data]
-        return torch.stack(losses).mean() + penalty * w.square().sum()
+        sums = features @ w
+        most = torch.full((len(examples),), -torch.inf, dtype=sums.dtype)
+        most = most.scatter_reduce(0, owner, sums.detach(), "amax")
+        total = torch.zeros_like(most).index_add(0, owner, (sums - most[owner]).exp())
+        losses = sums - (total.log() + most)[owner]
+        return -(target * losses).sum() / len(examples) + penalty * w.square().sum()
 
     direction = _minimise(listwise, torch.zeros(len(used), dtype=torch.float64))
-    sums = torch.cat([x @ direction for x, _ in data])
-    labels = torch.cat([(y > 0).double() for _, y in data])
+    sums, labels = features @ direction, (target > 0).double()
 
     def logistic(line: Tensor) -> Tensor:
         return torch.nn.functional.binary_cross_entropy_with_logits(
@@ -94,10 +137,9 @@ def fit_fusion(
 
     start = torch.stack([torch.zeros_like(sums[0]), -sums.max()])
     line = _minimise(logistic, start)
-    scale, bias = float(line[0].exp()), float(line[1])
-    fitted: dict[str, float] = dict.fromkeys(FEATURES, 0.0)
-    fitted.update({FEATURES[i]: float(w) * scale for i, w in zip(used, direction, strict=True)})
-    return FusionWeights({**fitted, "exact": EXACT_WEIGHT}, bias)
+    weights, bias = line[0].exp() * direction * scale, float(line[1])
+    fitted = {FEATURES[i]: float(w) for i, w in zip(used, weights, strict=True)}
+    return FusionWeights({**fitted, **SET}, bias)
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
@@ -115,11 +157,11 @@ def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     return x.detach()
 
 
-def fusion_json(weights: dict[bool, FusionWeights], note: str) -> str:
-    """The text of fusion.json, from the weights with (True) and without (False) the memory."""
-    content: dict[str, object] = {"note": note}
-    for use_memory, name in ((True, "with_memory"), (False, "without_memory")):
-        fitted = weights[use_memory]
-        rounded = {n: round(w, 4) for n, w in fitted.weights.items() if n != "exact"}
-        content[name] = {"weights": rounded, "bias": round(fitted.bias, 4)}
-    return json.dumps(content, indent=1) + "\n"
+def fusion_json(fusion: Fusion, note: str) -> str:
+    """The text of fusion.json."""
+    stages: dict[str, object] = {}
+    for name in STAGES:
+        fitted: FusionWeights = getattr(fusion, name)
+        rounded = {n: round(w, 4) for n, w in fitted.weights.items() if n not in SET}
+        stages[name] = {"weights": rounded, "bias": round(fitted.bias, 4)}
+    return json.dumps({"note": note, "stages": stages}, indent=1) + "\n"

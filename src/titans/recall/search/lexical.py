@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from titans.recall.search.index import ScopeIndex
 
 K1, B = 1.2, 0.75
-WINDOW = 5
+CLOSE, WINDOW = 2, 5
 """Passages before and after in which the other words of a question may stand."""
 
 
@@ -34,14 +34,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class LexicalScores:
-    """Three scores in [0, 1] per passage of the scope."""
+    """Scores in [0, 1] per passage of the scope."""
 
     own: NDArray[np.float32]
     """BM25 of the passage."""
     wide: NDArray[np.float32]
     """BM25 of the passage joined with its neighbours."""
+    close: NDArray[np.float32]
+    """The share of the query's information that stands within `CLOSE` passages."""
     nearby: NDArray[np.float32]
-    """The share of the query's information that stands within `WINDOW` passages."""
+    """The same within `WINDOW` passages."""
 
 
 def make_layout(index: ScopeIndex, gap_hours: float) -> Layout:
@@ -67,9 +69,8 @@ def lexical_scores(postings: Sequence[NDArray[np.int64]], layout: Layout) -> Lex
     touched = _dilate(touched, 2 * WINDOW)
     kept = np.flatnonzero(touched)
     place = np.cumsum(touched) - 1
-    own, wide, nearby = _scores([place[rows] for rows in postings], _crop(layout, kept))
-    scores = np.zeros((3, layout.size), np.float32)
-    scores[:, kept] = own, wide, nearby
+    scores = np.zeros((4, layout.size), np.float32)
+    scores[:, kept] = _scores([place[rows] for rows in postings], _crop(layout, kept))
     return LexicalScores(*scores)
 
 
@@ -80,10 +81,9 @@ def _crop(layout: Layout, kept: NDArray[np.int64]) -> Layout:
     return Layout(layout.size, linked, layout.own_norm[kept], layout.wide_norm[kept])
 
 
-def _scores(
-    postings: Sequence[NDArray[np.int64]], layout: Layout
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    own, wide, nearby = (np.zeros(len(layout.linked), np.float32) for _ in range(3))
+def _scores(postings: Sequence[NDArray[np.int64]], layout: Layout) -> NDArray[np.float32]:
+    """The scores of `LexicalScores` in its order."""
+    own, wide, close, nearby = scores = np.zeros((4, len(layout.linked)), np.float32)
     best = 0.0
     for rows in postings:
         count = np.bincount(rows, minlength=len(own)).astype(np.float32)
@@ -93,12 +93,15 @@ def _scores(
         own += _saturate(count, layout.own_norm, weight)
         near = add_neighbours(count, layout.linked)
         wide += _saturate(near, layout.wide_norm, idf(layout.size, int(np.count_nonzero(near))))
-        nearby += np.float32(weight) * _dilate(present, WINDOW)
+        closely = _dilate(present, CLOSE)
+        close += np.float32(weight) * closely
+        nearby += np.float32(weight) * _dilate(closely, WINDOW - CLOSE)
     if best:
         own /= best * (K1 + 1)
         wide /= best * (K1 + 1)
+        close /= best
         nearby /= best
-    return own, wide, nearby
+    return scores
 
 
 def idf(documents: int, containing: int) -> float:

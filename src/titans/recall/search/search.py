@@ -1,37 +1,47 @@
 """From a query to ranked passages: choose candidates, compute features, fuse them.
 
 Up to `EXACT_ROWS` passages every one is a candidate. Above, candidates are the nearest by vector
-(exact cosines after a narrow first pass), by words and by what the neural memory answers; measured
-in benchmarks/recall.py.
+(exact cosines after a narrow first pass) and by words; measured in benchmarks/recall.py.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from titans.recall.neural.memory import CONTEXT, Observation
+from titans.recall.neural.memory import Observation
 from titans.recall.replica import Replica
 from titans.recall.search.features import (
+    BASE,
+    FEATURES,
     RARE_COUNT,
     Evidence,
     Query,
     feature_matrix,
     make_query,
     query_stems,
+    window_matrix,
+    window_rows,
 )
-from titans.recall.search.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, FusionWeights, prior_shift
+from titans.recall.search.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, Fusion, prior_shift
 from titans.recall.search.index import BARE, ScopeIndex
 from titans.recall.search.lexical import idf, lexical_scores
 from titans.recall.store import Filter
-from titans.recall.text.passages import encode_passages
+from titans.recall.text.names import introduces
+from titans.recall.text.passages import IS_OUTSIDE, encode_passages
+from titans.recall.text.words import terms
 
 EXACT_ROWS = 1024
 CANDIDATES = 256
 """Of each kind, above `EXACT_ROWS` passages."""
+BEST = 64
+"""Candidates whose surroundings are looked at word by word."""
+MAX_INTRODUCTIONS = 32
+"""A word in more passages than this is not looked up as a name that somebody gave."""
 COMMON = 0.1
 """Above `MANY` passages, terms in more than this share of them are left out beside rarer ones."""
 MANY = 20_000
@@ -46,6 +56,8 @@ class Hits:
     scores: NDArray[np.float32]
     features: NDArray[np.float32]
     """`[rows, features]`; no columns if the neural memory alone decided."""
+    contributions: NDArray[np.float32]
+    """Of each feature to the sum behind the score."""
     recency: NDArray[np.float32]
 
     @classmethod
@@ -57,7 +69,7 @@ class Hits:
     def by_memory(cls, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> "Hits":
         """Passages ranked by the neural memory alone."""
         empty = np.empty((len(rows), 0), np.float32)
-        return cls(rows, scores, empty, np.zeros(len(rows), np.float32))
+        return cls(rows, scores, empty, empty, np.zeros(len(rows), np.float32))
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,17 @@ class Searcher:
     """One scope, open for searching; used inside a read transaction."""
 
     replica: Replica
-    fusion: FusionWeights
+    fusion: Fusion
 
-    def search(self, question: str, wanted: Filter) -> Hits:
-        """Rank the passages of the records that are wanted."""
+    def search(
+        self, question: str, wanted: Filter, today: date | None = None, best: int = BEST
+    ) -> Hits:
+        """Rank the passages of the records that are wanted.
+
+        Args:
+            today: what "yesterday" in the question is counted from.
+            best: how many candidates are looked at with all that surrounds them.
+        """
         replica = self.replica
         if not len(replica.index) or replica.scope_id is None:
             return Hits.nothing()
@@ -77,8 +96,24 @@ class Searcher:
             passages = encode_passages(replica.encoder, replica.config.pooling, None, question)
             return self.search_by_memory(replica.observe(question, passages[:1], 0), allowed)
         speakers = list(replica.index.speakers)
-        query = make_query(replica.encoder, replica.config.pooling, question, speakers)
-        return self._fuse(query, self._memory_answer(query.first_person), allowed)
+        query = make_query(
+            *(replica.encoder, replica.config.pooling, question, speakers, self._holders),
+            today or datetime.now(UTC).date(),
+        )
+        return self._fuse(query, allowed, best)
+
+    def _holders(self, word: str) -> set[str] | None:
+        """Who gave a word as their name; None if no passage holds it."""
+        replica = self.replica
+        assert replica.scope_id is not None
+        rows = np.zeros(0, np.int64)
+        for term in terms(word)[:1]:
+            rows = np.unique(self.index.rows_of(replica.store.postings(replica.scope_id, term)))
+        if not len(rows):
+            return None
+        seqs = np.unique(self.index.column("seq")[rows[:MAX_INTRODUCTIONS]])
+        records = replica.store.records(replica.scope_id, seqs.tolist()).values()
+        return {r.speaker for r in records if r.speaker is not None and introduces(r.text, word)}
 
     def search_observed(self, observed: Observation, wanted: Filter) -> Hits:
         """Rank the passages that are wanted by what the neural memory says to a text."""
@@ -96,49 +131,61 @@ class Searcher:
         order = rows[np.argsort(-cosine[rows], kind="stable")]
         return Hits.by_memory(order, np.clip(cosine[order], 0, 1))
 
-    def _memory_answer(self, question: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """What the context head answers to a question, of unit length; None if it knows nothing."""
-        replica = self.replica
-        if not replica.config.use_memory or replica.config.neural.roles != "associative":
-            return None
-        read = replica.neural.read(torch.from_numpy(question), replica.state, replica.centre())
-        found = read[CONTEXT]
-        size = float(found.norm())
-        return (found / size).numpy() if size > 1e-6 else None
-
     @property
     def index(self) -> ScopeIndex:
         """The passages of the scope."""
         return self.replica.index
 
-    def _fuse(
-        self, query: Query, memory: NDArray[np.float32] | None, allowed: NDArray[np.bool_] | None
-    ) -> Hits:
+    def _fuse(self, query: Query, allowed: NDArray[np.bool_] | None, best: int) -> Hits:
         """Choose candidates, compute their features, weigh them.
 
         Args:
-            memory: what the neural memory answers to the query, of unit length; None without it.
             allowed: per passage whether it may be returned.
+            best: how many candidates are looked at with all that surrounds them.
         """
-        evidence = self._evidence(query, memory)
+        evidence = self._evidence(query)
         rows = self._candidates(query, evidence, allowed)
         if not len(rows):
             return Hits.nothing()
-        passages = [int(p) for p in self.index.column("passage")[rows]]
-        assert self.replica.scope_id is not None
-        tokens = self.replica.store.token_vectors(self.replica.scope_id, passages)
-        features = feature_matrix(
-            self.index, query, evidence, rows, [tokens[passage] for passage in passages]
+        features = np.zeros((len(rows), len(FEATURES)), np.float32)
+        features[:, : len(BASE)] = feature_matrix(
+            self.index, query, evidence, rows, self._tokens(rows)
         )
+        contributions = self.fusion.first.contributions(features)
+        logits = contributions.sum(1) + self.fusion.first.bias
+        outside = query.is_outside | (self.index.column("flags")[rows] & IS_OUTSIDE > 0)
+        contributions[outside] = self.fusion.words.contributions(features[outside])
+        logits[outside] = contributions[outside].sum(1) + self.fusion.words.bias
+        inside = np.flatnonzero(~outside)
+        chosen = np.sort(inside[np.argsort(-logits[inside], kind="stable")[:best]])
+        if len(chosen):
+            needed = window_rows(rows[chosen], evidence.layout)
+            features[chosen, len(BASE) :] = window_matrix(
+                self.index, query, evidence, rows[chosen], needed, self._tokens(needed)
+            )
+            contributions[chosen] = self.fusion.full.contributions(features[chosen])
+            logits[chosen] = contributions[chosen].sum(1) + self.fusion.full.bias
+            others = ~outside
+            others[chosen] = False
+            # What was not looked at closely stands behind what was.
+            logits[others] = np.minimum(logits[others], logits[chosen].min())
         recency = self._recency(rows)
-        logits = self.fusion.logits(features) + RECENCY_WEIGHT * recency
-        logits += np.float32(prior_shift(len(self.index)))
+        logits += RECENCY_WEIGHT * recency + prior_shift(len(self.index))
         logits -= REPLACED_PENALTY * self.index.column("replaced")[rows]
         scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
-        return Hits(rows[order], scores[order], features[order], recency[order])
+        return Hits(
+            rows[order], scores[order], features[order], contributions[order], recency[order]
+        )
 
-    def _evidence(self, query: Query, memory: NDArray[np.float32] | None) -> Evidence:
+    def _tokens(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """The vectors of the words of some passages."""
+        assert self.replica.scope_id is not None
+        passages = [int(p) for p in self.index.column("passage")[rows]]
+        found = self.replica.store.token_vectors(self.replica.scope_id, passages)
+        return [found[passage] for passage in passages]
+
+    def _evidence(self, query: Query) -> Evidence:
         replica, size = self.replica, len(self.index)
         assert replica.scope_id is not None
         layout = replica.layout()
@@ -148,8 +195,6 @@ class Searcher:
             idf={stem: idf(size, replica.count(stem)) for stem in query_stems(query)},
             layout=layout,
             exact=self._exact([rows for term, rows in postings.items() if term in query.rare]),
-            memory=memory,
-            centre=self.index.mean,
         )
 
     def _postings(self, terms: Sequence[str]) -> dict[str, NDArray[np.int64]]:
@@ -182,17 +227,15 @@ class Searcher:
             return everything
         # Each pass over the vectors takes milliseconds: both forms of the question share one.
         asked = query.vector + query.first_person
-        directions = [(asked / np.linalg.norm(asked)).astype(np.float32)]
-        if evidence.memory is not None:
-            directions.append(evidence.memory)
-        near = [self.index.nearest(d, CANDIDATES, allowed)[0] for d in directions]
+        length = float(np.linalg.norm(asked))
+        near = self.index.nearest(asked / np.float32(length or 1.0), CANDIDATES, allowed)[0]
         lexical = evidence.lexical
         by_words = [
             _top(lexical.own, CANDIDATES, allowed),
             _top(lexical.wide + lexical.nearby, CANDIDATES, allowed),
             _top(evidence.exact, CANDIDATES, allowed),
         ]
-        return np.unique(np.concatenate([*near, *by_words]))
+        return np.unique(np.concatenate([near, *by_words]))
 
     def _recency(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """1 for the newest record of the scope, 1/2 a month before it."""

@@ -5,9 +5,10 @@ token, the bare one only those of the text itself, the token vectors stay apart 
 interaction (each word of a question looks for its own best match).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,14 +17,18 @@ from numpy.typing import NDArray
 
 from titans.recall.encoder import Encoder, Pooling, TokenVectors
 from titans.recall.store import StoredPassage
+from titans.recall.text.acts import acts_of
 from titans.recall.text.words import cut_spans, is_question, sentences, tells_when, terms
 
 TOKEN_DIM = 128
 """Width of a stored token vector: a random projection, eight bits a number."""
-IS_QUESTION, TELLS_WHEN = 1, 2
-"""Flags of a passage."""
-ENCODE_BATCH = 4
-"""Passages in one pass of the encoder: more are not faster on a processor, and take more memory."""
+IS_QUESTION, TELLS_WHEN, IS_OUTSIDE, HAS_ACTS = 1, 2, 4, 8
+"""Flags of a passage: it ends in a question; it says when; the encoder does not know its language
+(no vectors, words in pieces); the share that tells nothing stands behind `ACTS_SHIFT`. Passages of
+older stores have only the first two."""
+ACTS_SHIFT, ACTS_STEPS = 8, 15
+BATCH_TOKENS = 1024
+"""Tokens in one pass of the encoder: more are not faster on a processor, and take more memory."""
 MAX_CHARS = 1_000_000
 """Of one text; its passages are in memory at once until they are stored."""
 
@@ -57,19 +62,54 @@ def encode_passages(
     Args:
         progress: called with (passages encoded, passages to encode).
     """
-    prefix = f"{speaker}: " if speaker else ""
-    parts = split_passages(encoder, prefix, text)
-    found: list[EncodedPassage] = []
-    for begin in range(0, len(parts), ENCODE_BATCH):
-        batch = parts[begin : begin + ENCODE_BATCH]
-        encoded = encoder.encode([prefix + part for part in batch])
-        found.extend(
-            _passage(part, tokens, len(prefix), pooling)
-            for part, tokens in zip(batch, encoded, strict=True)
-        )
+    return encode_many(encoder, pooling, [(speaker, text)], progress)[0]
+
+
+def encode_many(
+    encoder: Encoder,
+    pooling: Pooling,
+    texts: Sequence[tuple[str | None, str]],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[EncodedPassage]]:
+    """The passages of each (speaker, text), those of equal length in one batch.
+
+    Args:
+        progress: called with (passages encoded, passages to encode).
+    """
+    parts: list[tuple[str, str]] = []
+    counts: list[int] = []
+    for speaker, text in texts:
+        prefix = f"{speaker}: " if speaker else ""
+        split = split_passages(encoder, prefix, text)
+        parts += [(prefix, part) for part in split]
+        counts.append(len(split))
+    found: dict[int, EncodedPassage] = {}
+    for batch in _batches(encoder, parts):
+        if encoder.covers(parts[batch[0]][1]):
+            vectors = encoder.encode([parts[i][0] + parts[i][1] for i in batch])
+            for i, tokens in zip(batch, vectors, strict=True):
+                found[i] = _passage(parts[i][1], tokens, len(parts[i][0]), pooling)
+        else:
+            found.update({i: _outside(parts[i][1], encoder.dim) for i in batch})
         if progress is not None:
             progress(len(found), len(parts))
-    return found
+    following = iter(range(len(parts)))
+    return [[found[i] for i in islice(following, count)] for count in counts]
+
+
+def _batches(encoder: Encoder, parts: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
+    """The numbers of the parts that are encoded together: alike in length, as padding costs time,
+    and all in languages that the encoder knows, or none."""
+    if len(parts) == 1:
+        yield [0]
+        return
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for number, (prefix, part) in enumerate(parts):
+        length = len(encoder.token_spans(prefix + part)) + 2
+        alike.setdefault((encoder.covers(part), length), []).append(number)
+    for (_, length), numbers in alike.items():
+        size = max(BATCH_TOKENS // length, 1)
+        yield from (numbers[begin : begin + size] for begin in range(0, len(numbers), size))
 
 
 def split_passages(encoder: Encoder, prefix: str, text: str) -> list[str]:
@@ -97,15 +137,39 @@ def _sentence_starts(text: str, token_starts: list[int]) -> Iterator[int]:
 
 
 def _passage(part: str, tokens: TokenVectors, begin: int, pooling: Pooling) -> EncodedPassage:
-    flags = IS_QUESTION * is_question(part) + TELLS_WHEN * tells_when(part)
     return EncodedPassage(
         text=part,
         terms=terms(part),
-        flags=flags,
+        flags=_flags(part),
         in_context=tokens.pool(pooling),
         bare=tokens.pool(pooling, begin),
         tokens=compress_tokens(tokens, begin),
     )
+
+
+def _outside(part: str, dim: int) -> EncodedPassage:
+    """A passage in a language that the encoder does not know: words and pieces, no direction."""
+    nothing = torch.zeros(dim)
+    tokens = np.zeros((1, min(TOKEN_DIM, dim)), np.int8)
+    found = passage_terms(part, IS_OUTSIDE)
+    return EncodedPassage(part, found, _flags(part) | IS_OUTSIDE, nothing, nothing, tokens)
+
+
+def passage_terms(part: str, flags: int) -> list[str]:
+    """The terms under which a passage with these flags is indexed."""
+    return terms(part, with_pieces=bool(flags & IS_OUTSIDE))
+
+
+def _flags(part: str) -> int:
+    idle = round(ACTS_STEPS * (1 - acts_of(part).tells))
+    flags = IS_QUESTION * is_question(part) + TELLS_WHEN * tells_when(part)
+    return flags + HAS_ACTS + (idle << ACTS_SHIFT)
+
+
+def idle_share(flags: NDArray[np.int64]) -> NDArray[np.float32]:
+    """How much of each passage tells nothing: it asks, orders or greets."""
+    shares = ((flags >> ACTS_SHIFT) & ACTS_STEPS) / ACTS_STEPS
+    return np.where(flags & HAS_ACTS, shares, flags & IS_QUESTION).astype(np.float32)
 
 
 def pool_passages(bare: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Text as the text memory sees it: words, stems, sentences, times, the rewriting of a question.
 
 English rules (stop words, stems) are light and do no harm elsewhere: other languages keep their
-words, and scripts without spaces are cut into single characters.
+words, and scripts without spaces are cut into single characters. Texts that the encoder does not
+know are also indexed by pieces of their words (`pieces`).
 """
 
 import re
@@ -19,6 +20,9 @@ STOP_WORDS = frozenset(
     they this those to too up us ve very was we were what when where which while who whom why will
     with would you your""".split()
 )
+MONTHS = (
+    "january february march april may june july august september october november december"
+).split()
 SUFFIXES = ("ing", "ed", "es", "s")
 # Chinese, Japanese kana, Thai, Lao, Khmer, Hangul is spaced: characters instead of words.
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u0e00-\u0eff\u1780-\u17ff]")
@@ -59,14 +63,32 @@ def fold(word: str) -> str:
     return unicodedata.normalize("NFC", _ACCENTS.sub("", apart))
 
 
-def terms(text: str, *, skip: Iterable[str] = ()) -> list[str]:
+def terms(text: str, *, skip: Iterable[str] = (), with_pieces: bool = False) -> list[str]:
     """What lexical search works on, in writing and in asking: folded stems without stop words.
 
     Args:
         skip: further words to leave out.
+        with_pieces: pieces of the words as well, for texts that the encoder does not know.
     """
     dropped = STOP_WORDS.union(skip)
-    return [fold(stem(word)) for word in words(text) if word not in dropped]
+    found = [fold(stem(word)) for word in words(text) if word not in dropped]
+    return [*found, *pieces(text)] if with_pieces else found
+
+
+def pieces(text: str) -> list[str]:
+    """Pairs of characters in scripts without spaces; elsewhere three letters in a row.
+
+    They find a word in another form without knowing the language. The marks keep them apart from
+    words.
+    """
+    found: list[str] = []
+    for word in _WORD.findall(normalise(text)):
+        if _UNSPACED.search(word):
+            found += [f"_{word[i : i + 2]}" for i in range(len(word) - 1)]
+        elif len(word) >= 4:
+            plain = fold(word)
+            found += [f"_{plain[i : i + 3]}" for i in range(len(plain) - 2)]
+    return found
 
 
 def sentences(text: str) -> list[str]:
@@ -74,23 +96,20 @@ def sentences(text: str) -> list[str]:
     return [part for part in _SENTENCE_END.split(text) if part.strip()]
 
 
-def named_speakers(question: str, speakers: Iterable[str]) -> list[str]:
-    """Which of the speakers a question names, in the order given."""
-    return [name for name in speakers if name and _name_pattern(name).search(question)]
-
-
-def in_first_person(question: str, speakers: Iterable[str]) -> str:
+def in_first_person(question: str, names: Iterable[str]) -> str:
     """The question as its subject would have said it: "What did Ann buy?" -> "I buy".
 
     Whoever is asked about speaks of themselves as "I" in the stored turns, so the encoder finds
     them nearer to this wording than to the question.
+
+    Args:
+        names: how the question names its subject, longer names first.
     """
     text = _QUESTION_OPENING.sub("", question.strip().rstrip("?!. "))
     text = _AUXILIARY.sub("", text)
-    for name in speakers:
-        if name:
-            text = re.sub(rf"\b{re.escape(name)}['\u2019]s\b", "my", text, flags=re.IGNORECASE)
-            text = _name_pattern(name).sub("I", text)
+    for name in names:
+        text = re.sub(rf"\b{re.escape(name)}['\u2019]s\b", "my", text, flags=re.IGNORECASE)
+        text = re.sub(rf"\b{re.escape(name)}\b", "I", text, flags=re.IGNORECASE)
     return re.sub(r"\s+", " ", text).strip() or question
 
 
@@ -112,7 +131,7 @@ def is_question(text: str) -> bool:
 def named_months(question: str) -> tuple[set[int], set[int]]:
     """The months (1 to 12) and years that a question names."""
     lower = question.lower()
-    months = {number for number, name in enumerate(_MONTHS, 1) if re.search(rf"\b{name}\b", lower)}
+    months = {number for number, name in enumerate(MONTHS, 1) if re.search(rf"\b{name}\b", lower)}
     if 5 in months and not re.search(
         r"\b(in|on|of|since|until|last|this|by) may\b|may,? \d|\d may", lower
     ):
@@ -162,13 +181,6 @@ def cut_spans(length: int, breaks: Iterator[int], limit: int) -> list[tuple[int,
     return spans
 
 
-def _name_pattern(name: str) -> re.Pattern[str]:
-    return re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
-
-
-_MONTHS = (
-    "january february march april may june july august september october november december"
-).split()
 _QUESTION_OPENING = re.compile(
     r"^(when|what|where|who|how|why|which|does|did|do|is|are|was|were|has|have|had|would|will|can"
     r"|could)\b",
