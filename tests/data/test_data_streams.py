@@ -11,9 +11,8 @@ import torch
 from titans.data.batch import IGNORED, StepDataset, Window, collate, load_batches
 from titans.data.config import DataConfig
 from titans.data.packing import PackedTokens
-from titans.data.streams import TrainingData, load_data
+from titans.data.streams import DocumentWindows, ShuffledWindows, TrainingData, load_data
 from titans.data.synthetic import synthetic_vocab_size
-from titans.data.windows import DocumentWindows, ShuffledWindows
 from titans.errors import ConfigError, DataError
 
 
