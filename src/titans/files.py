@@ -8,6 +8,7 @@ writes goes through here.
 import errno
 import hashlib
 import io
+import json
 import os
 import platform
 import secrets
@@ -19,7 +20,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from weakref import WeakSet, finalize
 
 from titans.errors import DataError, FileError, StateError
@@ -255,6 +256,24 @@ def not_utf8(path: str | Path, error: UnicodeDecodeError, offset: int = 0) -> Da
         f"{path}: not UTF-8 text at byte {offset + error.start} "
         f"(0x{error.object[error.start]:02x}); convert it, for example with iconv"
     )
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value of a JSON text; one line if there is none, or none that fits into memory."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        # Python's hint about long numbers is for programmers.
+        reason = str(error).partition(";")[0]
+    shown = text[:60] if isinstance(text, str) else text[:60].decode(errors="replace")
+    raise DataError(f"{where} is not JSON that can be read ({reason}): {shown!r}")
 
 
 def file_digest(path: Path) -> str:

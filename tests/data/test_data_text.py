@@ -140,7 +140,7 @@ def test_corpus_errors(tmp_path: Path) -> None:
         list(Corpus(files=(bad,)).documents())
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "ok"}\n{"text": \n')
-    with pytest.raises(DataError, match="line 2: not JSON"):
+    with pytest.raises(DataError, match="line 2 is not JSON"):
         list(Corpus(files=(broken,)).documents())
     cut = tmp_path / "cut.txt.gz"
     whole = gzip.compress(b"hello" * 1000)

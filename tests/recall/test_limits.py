@@ -15,10 +15,10 @@ def test_a_text_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with TextMemory(tmp_path / "m.db", config=RecallConfig(encoder="hashing:16")) as memory:
         for store in (memory.remember, memory.attend):
             with pytest.raises(
-                DataError, match="1,000,001 characters, at most 1,000,000: remember"
+                DataError, match="2,000,001 characters, at most 2,000,000: remember"
             ):
                 store("a" * (MAX_CHARS + 1))
-        with pytest.raises(ValueError, match="query has 1,000,001 characters"):
+        with pytest.raises(ValueError, match="query has 2,000,001 characters"):
             memory.recall("a" * (MAX_CHARS + 1))
         assert memory.records() == []
 

@@ -1,7 +1,6 @@
 """`titans remember TEXT`: store a text in the text memory."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -27,10 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _json_object(text: str) -> dict[str, Any]:
+    from titans.errors import DataError
+    from titans.files import parse_json
+
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+        value = parse_json(text, "the value")
+    except DataError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not an object like {{"topic": "dogs"}}')
     return value

@@ -1,7 +1,6 @@
 """Find and read documents: text and JSONL files (also gzipped), folders, Hugging Face datasets."""
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from titans.errors import DataError
-from titans.files import not_utf8
+from titans.files import not_utf8, parse_json
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -136,9 +135,8 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
         with _open(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _text_of(json.loads(line), text_field, f"{path}, line {number}")
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+                    where = f"{path}, line {number}"
+                    yield _text_of(parse_json(line, where), text_field, where)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 

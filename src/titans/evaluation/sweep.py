@@ -18,7 +18,7 @@ from typing import Any
 
 from titans.errors import ConfigError, TitansError
 from titans.evaluation.record import Record
-from titans.files import write_text
+from titans.files import read_text, write_text
 from titans.settings import build, parse_yaml
 from titans.training.log import read_training
 
@@ -125,7 +125,7 @@ class JobFailedError(TitansError):
 def load_sweep(path: str | Path) -> Sweep:
     """Read a sweep file; unknown keys are refused. `${NAME}` stands for an environment variable."""
     place = Path(path)
-    text = os.path.expandvars(place.read_text(encoding="utf-8"))
+    text = os.path.expandvars(read_text(place))
     if missing := re.search(r"\$\{(\w+)\}", text):
         name = missing.group(1)
         raise ConfigError(f"{place} needs {name}: start with {name}=... titans sweep {place}")

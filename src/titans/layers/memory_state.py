@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from titans.errors import StateError
 from titans.files import read_tensors, write_tensors
 from titans.layers.gates import GatePast
 from titans.ops import MemoryState
@@ -103,7 +104,11 @@ class NeuralMemoryState:
     @classmethod
     def load(cls, path: str | Path) -> "NeuralMemoryState":
         """Read what `save` wrote."""
-        return cls.from_named_tensors(read_tensors(path, FORMAT, FORMAT_VERSION))
+        named = read_tensors(path, FORMAT, FORMAT_VERSION)
+        try:
+            return cls.from_named_tensors(named)
+        except KeyError as error:
+            raise StateError(f"{path}: a state without {error}; save it again") from error
 
     def replace(self, **changes: object) -> "NeuralMemoryState":
         """A copy with some fields changed."""

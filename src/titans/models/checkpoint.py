@@ -50,9 +50,10 @@ def load_config(folder: Path) -> TitansConfig:
         return TitansConfig.from_pretrained(folder)
     except TitansError:
         raise
-    except (OSError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a damaged file leads `transformers` to
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise CheckpointError(
-            f"{folder / CONFIG_FILE} is no configuration of a model ({error}): copy the "
+            f"{folder / CONFIG_FILE} is no configuration of a model ({reason}): copy the "
             "checkpoint again"
         ) from error
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from titans.errors import CheckpointError
-from titans.files import file_digest, write_text
+from titans.files import file_digest, read_json, write_text
 
 AUTO_MAP = {
     "AutoConfig": "modeling_titans.TitansConfig",
@@ -42,7 +42,10 @@ def verify_checksums(folder: Path) -> None:
     recorded = folder / CHECKSUM_FILE
     if not recorded.is_file():
         return
-    for name, wanted in json.loads(recorded.read_text()).items():
+    sums = read_json(recorded)
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"{recorded}: damaged; copy the whole folder again")
+    for name, wanted in sums.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder}: {name} is missing; copy the whole folder again")

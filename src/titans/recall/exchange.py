@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, TextIO
 
 from titans.errors import DataError, StoreError
+from titans.files import parse_json
 from titans.recall.memory import TextMemory
 from titans.recall.records import Record
 from titans.recall.text.words import parse_time
@@ -124,13 +125,12 @@ class _Contents:
 
 
 def _parse(line: str, number: int) -> dict[str, Any]:
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"line {number} is not JSON ({error.msg}): {line[:60]!r}") from error
+    values = parse_json(line, f"line {number}")
     if not isinstance(values, dict):
         raise DataError(f'line {number} must be an object like {{"text": "..."}}')
     if set(values) == {"persistent"}:
+        if not isinstance(values["persistent"], str):
+            raise DataError(f"line {number}: a persistent text is a str, got {line[:60]!r}")
         return values
     unknown = sorted(set(values) - set(FIELDS))
     if "text" not in values or unknown:

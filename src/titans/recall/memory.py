@@ -8,7 +8,6 @@ Each text is kept verbatim, indexed by words and vectors, and written into the w
 memory (neural.py) if it is surprising enough. A store may be open in several processes.
 """
 
-import json
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,14 @@ from typing import Any
 from titans.errors import DataError, StoreError
 from titans.recall import forgetting
 from titans.recall.chat import ChatSession
+from titans.recall.checks import (
+    as_filter,
+    check_count,
+    check_query,
+    check_text,
+    check_words,
+    checked_time,
+)
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, is_built_in, load_encoder
 from titans.recall.generator import TextGenerator
@@ -37,8 +44,7 @@ from titans.recall.search.assembly import Assembly
 from titans.recall.search.fusion import load_fusion
 from titans.recall.search.search import Hits, Searcher
 from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
-from titans.recall.text.passages import MAX_CHARS, encode_passages
-from titans.recall.text.words import parse_time
+from titans.recall.text.passages import encode_passages
 from titans.recall.writing import NewText, refuse_other_text, write_text
 
 
@@ -61,6 +67,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         *,
         encoder: Encoder | None = None,
     ) -> None:
+        check_words(scope=scope)
         if not scope:
             raise ValueError("scope must not be empty")
         self._lock = threading.RLock()
@@ -135,7 +142,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             metadata: anything JSON can hold.
             progress: called with (passages encoded, passages to encode) of a long text.
         """
-        when = _checked(text, speaker, time, id, metadata)
+        when = checked_time(text, speaker, time, id, metadata)
         record_id = id or uuid.uuid4().hex
         with self._lock:
             known = self._known(record_id, text) if id else None
@@ -159,14 +166,16 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         wanted = list(records)
         known = ("text", "speaker", "time", "id", "metadata")
         for number, values in enumerate(wanted, 1):
-            unknown = sorted(set(values) - set(known))
+            if not isinstance(values, Mapping):
+                raise DataError(f"record {number} must be a mapping with a text, got {values!r}")
+            unknown = sorted(map(str, set(values) - set(known)))
             if unknown or "text" not in values:
                 raise DataError(
                     f"record {number} must have a text and otherwise only {', '.join(known[1:])}; "
                     f"unknown: {', '.join(unknown) or 'none'}"
                 )
             try:
-                _checked(*(values.get(name) for name in known))
+                checked_time(*(values.get(name) for name in known))
             except DataError as error:
                 raise DataError(f"record {number}: {error}") from error
         found: list[Record] = []
@@ -215,15 +224,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             threshold: only records whose `score` is at least this; 0 or None drops nothing.
             explain: say for each record what every feature contributed.
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        if not query.strip():
-            raise ValueError("query is empty: ask something")
-        if len(query) > MAX_CHARS:
-            raise ValueError(f"query has {len(query):,} characters, at most {MAX_CHARS:,}: cut it")
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must be in [0, 1], got {threshold}")
-        wanted = _filter(before, after, speaker, metadata)
+        check_count(1, k=k)
+        check_query(query, threshold)
+        wanted = as_filter(before, after, speaker, metadata)
         with self._lock, self.store.reading():
             self._replica.refresh()
             hits = self._searcher.search(query, wanted)
@@ -272,8 +275,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             known: texts that need not be recalled.
             only: recall only records whose metadata has these fields with these values.
         """
-        wanted = _filter(None, None, None, only)
-        _check_text(prompt, metadata)
+        wanted = as_filter(None, None, None, only)
+        check_text(prompt, metadata)
+        check_words(speaker=speaker)
         with self._lock:
             passages = encode_passages(self.encoder, self.config.pooling, speaker, prompt)
             now = to_microseconds(datetime.now(UTC))
@@ -316,9 +320,10 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             scope: a whole scope by its name.
             progress: called with (records replayed, records to replay).
         """
-        wanted = _filter(before, after, speaker, metadata)
+        wanted = as_filter(before, after, speaker, metadata)
         if sum((id is not None, wanted != Filter(), scope is not None)) != 1:
             raise ValueError("name exactly one of id, a filter (before, after, ...) and scope")
+        check_words(id=id, scope=scope)
         with self._lock:
             if scope is not None:
                 return forgetting.forget_scope(self.store, scope)
@@ -330,6 +335,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
 
     def get(self, id: str) -> Record | None:
         """A record by its id."""
+        check_words(id=id)
         with self._lock, self.store.reading():
             head = self.store.head(self.scope)
             found = None if head is None else self.store.find(head.scope_id, id)
@@ -368,7 +374,10 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             limit: no more than this many.
             beyond: the id of a record; only those that come after it in this order (for pages).
         """
-        wanted = _filter(before, after, speaker, metadata)
+        wanted = as_filter(before, after, speaker, metadata)
+        check_words(beyond=beyond)
+        if limit is not None:
+            check_count(0, limit=limit)
         with self._lock, self.store.reading():
             head = self.store.head(self.scope)
             if head is None:
@@ -416,7 +425,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
     @persistent_texts.setter
     def persistent_texts(self, texts: Sequence[str]) -> None:
         for text in texts:
-            _check_text(text, None)
+            check_text(text, None)
         with self._lock, self.store.writing(self.scope):
             self.store.set_persistent_texts(self.store.create_scope(self.scope), texts)
 
@@ -438,56 +447,3 @@ def _stored_config(store: Store, config: RecallConfig | None) -> RecallConfig:
         if parsed.roles == "self":
             config = config.change(retrieval="memory", gate_quantile=0.0)
     return config
-
-
-def _filter(
-    before: datetime | str | None,
-    after: datetime | str | None,
-    speaker: str | None,
-    metadata: Mapping[str, Scalar] | None,
-) -> Filter:
-    for name, value in (metadata or {}).items():
-        is_large = isinstance(value, int) and not -(2**63) <= value < 2**63
-        if is_large or not isinstance(value, Scalar):
-            raise DataError(
-                f"metadata can be compared with a text, a number of up to 64 bits, true, false or "
-                f"null; {name!r} is {value!r}"
-            )
-    return Filter(
-        before=None if before is None else to_microseconds(parse_time(before)),
-        after=None if after is None else to_microseconds(parse_time(after)),
-        speaker=speaker,
-        metadata=tuple(sorted((metadata or {}).items())),
-    )
-
-
-def _checked(text: Any, speaker: Any, time: Any, id: Any, metadata: Any) -> int:
-    """Refuse what cannot be a record; its time in microseconds."""
-    _check_text(text, metadata)
-    for name, value in (("speaker", speaker), ("id", id)):
-        if value is not None and not isinstance(value, str):
-            raise DataError(f"{name} must be a str, got {value!r}")
-    return to_microseconds(parse_time(time or datetime.now(UTC)))
-
-
-def _check_text(text: str, metadata: dict[str, Any] | None) -> None:
-    if not isinstance(text, str):
-        raise DataError(f"text must be a str, got {type(text).__name__}")
-    if not text.strip():
-        raise DataError("text is empty: there is nothing to remember")
-    if len(text) > MAX_CHARS:
-        raise DataError(
-            f"text has {len(text):,} characters, at most {MAX_CHARS:,}: remember it in parts, such "
-            "as chapters"
-        )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"text is not valid Unicode: {error}") from error
-    if metadata is not None:
-        if not isinstance(metadata, dict):
-            raise DataError(f"metadata must be a dict, got {type(metadata).__name__}")
-        try:
-            json.dumps(metadata, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"metadata must be JSON-serialisable: {error}") from error

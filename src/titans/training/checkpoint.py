@@ -195,7 +195,7 @@ def _read(path: Path) -> Checkpoint | None:
         if summary.get("digest", _digest(summary)) != _digest(summary):
             return None
         return Checkpoint(path, int(summary["step"]), summary["held_out_loss"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

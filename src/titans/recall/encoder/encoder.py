@@ -176,7 +176,7 @@ class HuggingFaceEncoder:
             )
             model = AutoModel.from_pretrained(name, trust_remote_code=trust_remote_code)
             self._model = model.eval().requires_grad_(False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever a file that is no model leads `transformers` to
             if "trust_remote_code" in str(error):
                 raise ConfigError(
                     f"encoder {name!r} brings Python code of its own, which is not run: read it, "

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from titans import ops
 from titans.errors import DataError
-from titans.files import write_tensors, write_text
+from titans.files import parse_json, read_text, write_tensors, write_text
 from titans.layers.memory_networks import MLP
 from titans.ops import MemoryState
 from titans.recall.config import NeuralConfig, neural_to_json
@@ -346,7 +346,7 @@ def load_questions(path: Path) -> list[tuple[str, str]]:
 
 
 def _lines(path: Path) -> list[str]:
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
     if not lines:
         raise DataError(f"{path} is empty")
     return lines
@@ -359,7 +359,7 @@ def _field(line: str, name: str) -> str:
                 f'expected JSON lines like {{"question": .., "text": ..}}: {line[:60]!r}'
             )
         return line.strip()
-    try:
-        return str(json.loads(line)[name])
-    except (json.JSONDecodeError, KeyError) as error:
-        raise DataError(f"no field {name!r} in {line[:60]!r}") from error
+    values = parse_json(line, "a line")
+    if name not in values:
+        raise DataError(f"no field {name!r} in {line[:60]!r}")
+    return str(values[name])

@@ -5,6 +5,7 @@ where it was opened. After something was forgotten the file is rewritten; if a r
 a mark in the file says so, and the next open or the next writer completes it.
 """
 
+import errno
 import os
 import sqlite3
 import time
@@ -18,8 +19,6 @@ from titans.errors import StoreError
 from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
 from titans.recall.store.seal import POSTING, POSTING_SUM, SEALED, Value, is_sound, seal
 
-MMAP_BYTES = 2**31
-"""Read through the page cache: opening a large scope reads most of the file."""
 BUSY_SECONDS = 30.0
 """How long a writer waits for another process before it gives up."""
 
@@ -63,7 +62,6 @@ class Connection:
             self.db.execute(f"PRAGMA synchronous = {'FULL' if self._is_durable else 'OFF'}")
             self.db.execute("PRAGMA secure_delete = ON")
             self.db.execute("PRAGMA foreign_keys = OFF")
-            self.db.execute(f"PRAGMA mmap_size = {MMAP_BYTES}")
             if schema_version(self.db) < len(MIGRATIONS):
                 self.db.execute("BEGIN IMMEDIATE")
                 migrate(self.db)
@@ -296,19 +294,42 @@ def files_of(path: Path) -> list[Path]:
 
 def explain(error: Exception, path: Path, action: str) -> str:
     """What a user can do about an error of SQLite or the file system."""
-    text = str(error)
-    if any(word in text for word in ("not a database", "malformed", "corrupt", "decode to UTF-8")):
+    kind = _kind(error)
+    text = error.strerror or "" if isinstance(error, OSError) else str(error)
+    if kind == "damaged":
         return (
             f"{path} is damaged or not a store of titans ({text}): nothing was changed; "
             "restore a copy, run `titans memory repair`, or choose another path"
         )
-    if "full" in text:
+    if kind == "full":
         return f"{path} cannot be written: the disk is full; nothing was stored, free some space"
-    if "readonly" in text or "read-only" in text.lower():
+    if kind == "read-only":
         return f"{path} cannot be {action}: it is read-only ({text}); choose a path you may write"
-    if "locked" in text or "busy" in text:
+    if kind == "busy":
         return (
             f"{path} cannot be {action}: another process has held it for {BUSY_SECONDS:.0f} s; "
             "try again when it is done"
         )
     return f"{path} cannot be {action} ({text}): check the path, its permissions and the disk"
+
+
+_CODES = {
+    **dict.fromkeys((sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT), "damaged"),
+    **dict.fromkeys((sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM), "read-only"),
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), "busy"),
+    sqlite3.SQLITE_FULL: "full",
+}
+_ERRNOS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "full"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read-only"),
+}
+
+
+def _kind(error: Exception) -> str:
+    """What kind of error this is, by its number: its text may name a path."""
+    if isinstance(error, OSError):
+        return _ERRNOS.get(error.errno or 0, "")
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # not of SQLite but of Python's module
+        return "damaged" if str(error).startswith("Could not decode to UTF-8") else ""
+    return _CODES.get(code & 0xFF, "")

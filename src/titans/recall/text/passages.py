@@ -29,7 +29,7 @@ older stores have only the first two."""
 ACTS_SHIFT, ACTS_STEPS = 8, 15
 BATCH_TOKENS = 1024
 """Tokens in one pass of the encoder: more are not faster on a processor, and take more memory."""
-MAX_CHARS = 1_000_000
+MAX_CHARS = 2_000_000
 """Of one text; its passages are in memory at once until they are stored."""
 
 
