@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from soak import driver
 
@@ -34,6 +34,9 @@ def main() -> int:
     print(f"seed {args.seed}, trials {args.first} to {number - 1}")
     for one in chosen:
         driver.show(one, tallies[one.name])
+    total = sum((tally.done for tally in tallies.values()), Counter())
+    failed = sum(len(tally.failures) for tally in tallies.values())
+    print(f"in all: {', '.join(f'{n} {w}' for w, n in sorted(total.items()))}; {failed} failed")
     return int(any(tally.failures for tally in tallies.values()))
 
 

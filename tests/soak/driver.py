@@ -1,6 +1,7 @@
 """Suites of trials: how they are declared, run one by one, and counted."""
 
 import importlib
+import json
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SUITES = ("kills", "training")
+SUITES = ("kills", "training", "writers", "damage", "disks", "signals", "noise")
 """The modules that declare them."""
 Trial = Callable[[Path, random.Random], str]
 SECONDS = 120.0
@@ -39,6 +40,8 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
     """How a trial ended -> how often."""
     failures: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    """What the trials did (`count`) -> how often."""
     seconds: float = 0.0
 
     @property
@@ -48,6 +51,12 @@ class Tally:
 
 
 _FOUND: dict[str, Suite] = {}
+_DONE: Counter[str] = Counter()
+
+
+def count(what: str, times: int = 1) -> None:
+    """Note in a trial what it has done: "kills", "flips", "calls"."""
+    _DONE[what] += times
 
 
 def suite(name: str, prepare: Callable[[], object] = int) -> Callable[[Trial], Trial]:
@@ -83,6 +92,7 @@ def run_trial(chosen: Suite, seed: int, number: int, tally: Tally) -> None:
         status = wait(pid, SECONDS)
         again = f"{chosen.name} --seed {seed} --first {number} --trials 1"
         said = _read(folder / "end")
+        tally.done.update(json.loads(_read(folder / "done") or "{}"))
         if status is None:
             tally.failures.append(f"{again}: no end after {SECONDS:.0f} s")
         elif os.WIFSIGNALED(status):
@@ -110,6 +120,7 @@ def _child(chosen: Suite, seed: str, folder: Path) -> None:
     except BaseException as error:
         code, said = 1, f"{error}\n{traceback.format_exc()}"
     (folder / "end").write_text(said, errors="replace")
+    (folder / "done").write_text(json.dumps(_DONE))
     os._exit(code)
 
 
@@ -133,10 +144,11 @@ def _read(path: Path) -> str:
 
 def show(chosen: Suite, tally: Tally) -> None:
     """A line for the suite, and what failed."""
-    ends = ", ".join(f"{count} {end}" for end, count in tally.ends.most_common())
+    ends = ", ".join(f"{number} {end}" for end, number in tally.ends.most_common())
+    done = ", ".join(f"{number} {what}" for what, number in sorted(tally.done.items()))
     print(
         f"{chosen.name:<18} {tally.trials:6d} trials {len(tally.failures):4d} failed "
-        f"{tally.seconds:6.0f} s   {ends}",
+        f"{tally.seconds:6.0f} s   {done} ({ends})",
         flush=True,
     )
     for failure in tally.failures:

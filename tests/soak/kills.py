@@ -14,7 +14,7 @@ import torch
 
 from evaluation.subjects import CARD, Scripted, needle_in_text
 from golden.files import DATA
-from soak.driver import suite
+from soak.driver import count, suite
 from soak.victims import Acknowledge, kill_while
 from titans.evaluation.record import Record
 from titans.evaluation.runner import run_task
@@ -281,6 +281,7 @@ def command(work: Path, rng: random.Random) -> str:
         assert victim.returncode == 0, error
     except subprocess.TimeoutExpired:
         victim.kill()
+        count("kills")
         said = victim.communicate()[0]
     found = assert_sound(path)
     action = words[1] if words[0] == "memory" else words[0]

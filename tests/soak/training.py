@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from soak.driver import suite
+from soak.driver import count, suite
 from soak.victims import Acknowledge, kill_while
 from titans.errors import CheckpointError
 from titans.files import tensors_digest
@@ -97,5 +97,6 @@ def flipped_checkpoint(folder: Path, rng: random.Random) -> str:
         else:
             raise AssertionError(f"{path.name} was damaged, and nobody noticed")
         path.write_bytes(content)
+        count("flips")
     train(run, resume=True)
     return f"{FLIPS} damages found"

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from soak.driver import wait
+from soak.driver import count, wait
 
 Acknowledge = Callable[[str], None]
 Work = Callable[[Acknowledge], None]
@@ -45,6 +45,7 @@ def kill_while(work: Work, rng: random.Random, *, seconds: float, calls: int) ->
         lines = [line for line in pipe if line.endswith("\n")]
     status = wait(pid, 60)
     assert status is not None, "the victim hangs"
+    count("kills", int(os.WIFSIGNALED(status)))
     assert not os.WIFEXITED(status) or not os.WEXITSTATUS(status), f"the victim failed: {lines}"
     return [line.rstrip("\n") for line in lines]
 
