@@ -33,6 +33,7 @@ def make_app(tmp_path: Path, ring: KeyRing) -> Serve:
 
     def make(**settings: Any) -> ASGIApp:
         parts = {"llm": settings.pop("llm", ScriptedGenerator(lambda text: f"You said: {text}"))}
+        parts["playground"] = settings.pop("playground", None)
         server = ServerConfig(**settings)
         return create_app(tmp_path / "memory.db", ring, server, HASHING, **parts)
 

@@ -13,11 +13,13 @@ from titans.cli.values import number, whole
 from titans.errors import ConfigError
 
 if TYPE_CHECKING:
+    from titans.analysis.subject import Subject
     from titans.recall import TextGenerator
 
 EXAMPLES = """examples:
   titans serve
   titans serve --port 9000 --store work.db --llm openai:qwen3 --url http://localhost:8000/v1
+  titans serve --playground checkpoints/bytes-mac
   titans keys make phone --scope ann && titans serve --host 0.0.0.0
 
 On 127.0.0.1 no key is needed as long as none was made. Elsewhere every call needs one.
@@ -51,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--answers", type=whole(), default=4, help="answers of the model at once (4)"
+    )
+    parser.add_argument(
+        "--playground", metavar="CHECKPOINT", help="a Titans model that reads texts on the page"
     )
     parser.add_argument(
         "--cors",
@@ -115,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             encoder=encoder,
             llm=_model(args),
             remember_answers=args.remember_answers,
+            playground=_reader(args.playground),
         )
         host, port = listener.getsockname()[:2]
         who = "every call needs a key" if ring else "no key needed on this machine"
@@ -148,6 +154,12 @@ def _model(args: argparse.Namespace) -> "TextGenerator | None":
         timeout=args.upstream_timeout,
         trust_remote_code=args.trust_remote_code,
     )
+
+
+def _reader(folder: str | None) -> "Subject | None":
+    from titans.analysis.subject import Subject
+
+    return None if folder is None else Subject.load(folder)
 
 
 def _listen(host: str, port: int) -> socket.socket:

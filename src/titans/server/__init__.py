@@ -2,7 +2,7 @@
 
 Reading order: `config` (what can be set), `keys` (who may do what), `hub` (open scopes and their
 queues), `verbs` (what callers can ask for; every door goes through it), then the doors that `app`
-puts together: `rest`, behind `gate`.
+puts together behind `gate`: `rest`, `completions`, `tools` (MCP), `page` and `playground`.
 """
 
 from typing import TYPE_CHECKING, Any

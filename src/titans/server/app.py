@@ -17,14 +17,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from titans.analysis.subject import Subject
 from titans.files import package_version
 from titans.recall import Encoder, RecallConfig, TextGenerator, TextMemory
-from titans.server import rest
+from titans.server import page, rest
 from titans.server.completions import Completions, Speaker
 from titans.server.config import ServerConfig
 from titans.server.gate import Gate, Metrics
 from titans.server.hub import Hub
 from titans.server.keys import KeyRing
+from titans.server.playground import Playground
 from titans.server.refusal import Refusal
 from titans.server.schemas import ErrorBody, Health
 from titans.server.tools import make_tools
@@ -66,6 +68,7 @@ def create_app(
     encoder: Encoder | None = None,
     llm: TextGenerator | None = None,
     remember_answers: bool = True,
+    playground: Subject | None = None,
 ) -> ASGIApp:
     """A server's application (ASGI) on a store.
 
@@ -76,6 +79,7 @@ def create_app(
         encoder: loaded already; by default the one that the store or `config` names.
         llm: the model that answers in chats.
         remember_answers: whether its answers are remembered.
+        playground: the model that reads texts on the page.
     """
     server = server or ServerConfig()
     if encoder is None:
@@ -105,11 +109,14 @@ def create_app(
     )
     chat = Completions(parts.verbs, speaker, remember_answers=remember_answers)
 
+    reader = Playground(playground)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with tools.session_manager.run():
             yield
         chat.close()
+        reader.close()
         await hub.close()
 
     app = FastAPI(
@@ -128,6 +135,8 @@ def create_app(
     _add_operation(app, parts)
     app.include_router(rest.router(parts.verbs))
     app.include_router(chat.router())
+    app.include_router(reader.router())
+    app.include_router(page.router())
     app.router.routes.extend(tools_app.routes)
     inner: ASGIApp = app
     if server.cors:
