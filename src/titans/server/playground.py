@@ -123,7 +123,7 @@ def read_and_go_on(subject: Subject, text: str, prompt: str) -> Iterator[dict[st
     `said` is what it adds after it read the text, `without` what it would add if it had not.
     """
     found, cache = memories(subject.model), subject.model.new_cache(1)
-    largest = 1e-9
+    seen: list[float] = []
     for passage in tokenize(iter([text]), subject.tokenizer):
         for first in range(0, len(passage.ids), STEP):
             ids = passage.ids[first : first + STEP][None]
@@ -131,8 +131,8 @@ def read_and_go_on(subject: Subject, text: str, prompt: str) -> Iterator[dict[st
                 subject.model(ids, past_key_values=cache)
                 calls = [watched.take()[0] for watched in found]
             tokens = _describe(calls, passage.texts[first : first + STEP])
-            largest = max(largest, *(token["surprise"] for token in tokens))
-            yield {"tokens": tokens, "scale": largest}
+            seen += [token["surprise"] for token in tokens]
+            yield {"tokens": tokens, "low": min(seen), "high": max(seen)}
     if prompt:
         for name, before in (("said", cache), ("without", subject.model.new_cache(1))):
             for piece in _go_on(subject, prompt, before):

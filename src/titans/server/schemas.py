@@ -114,19 +114,20 @@ class Query(Wanted):
 
 
 class Parts(BaseModel):
-    """What a score rests on, each in [0, 1]."""
+    """How much of a score is due to what; the parts add up to it."""
 
     lexical: float
     vector: float
-    memory: float
+    speaker: float
+    time: float
     recency: float
+    memory: float
 
 
 class Contribution(BaseModel):
     """What a feature adds to a score."""
 
     value: float
-    weight: float
     contribution: float
 
 
@@ -139,6 +140,7 @@ class RecalledMemory(Provenance):
     time: datetime
     score: float = Field(description="how likely it is that this memory answers, in [0, 1]")
     parts: Parts
+    why: str = Field(description="what speaks for it, as a sentence")
     passage: str | None = Field(description="the part of a long text that answers")
     metadata: dict[str, Any] | None
     surprise: float

@@ -153,9 +153,9 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
         if query and found["rank"] is None:
             lines.append("It is not among the first answers to the query.")
         if found["answer"]:
-            parts = ", ".join(f"{name} {v:.2f}" for name, v in found["answer"]["parts"].items())
-            score = found["answer"]["score"]
-            lines.append(f"Answer {found['rank']} to the query, score {score:.2f}: {parts}")
+            answer = found["answer"]
+            why = f"score {answer['score']:.2f}: {quote(answer['why'])}"
+            lines.append(f"Answer {found['rank']} to the query, {why}")
         return "\n".join(lines)
 
     @server.tool(annotations=DESTROYS, structured_output=False)

@@ -124,6 +124,7 @@ function card(memory, { score = null, actions = true } = {}) {
     );
   }
   const item = make("li", { className: "card" }, make("p", {}, memory.passage ?? memory.text), notes);
+  if (memory.why) item.append(make("div", { className: "notes" }, memory.why));
   if (memory.explanation) item.append(table(memory.explanation));
   return item;
 }
@@ -131,9 +132,8 @@ function card(memory, { score = null, actions = true } = {}) {
 function table(explanation) {
   const rows = Object.entries(explanation)
     .sort((a, b) => Math.abs(b[1].contribution) - Math.abs(a[1].contribution))
-    .map(([name, f]) => make("tr", {}, ...[name, f.value.toFixed(3), f.weight.toFixed(3),
-      f.contribution.toFixed(3)].map((text) => make("td", {}, text))));
-  const head = make("tr", {}, ...["feature", "value", "weight", "contribution"]
+    .map(([name, f]) => make("tr", {}, ...[name, f.value.toFixed(3), f.contribution.toFixed(3)].map((text) => make("td", {}, text))));
+  const head = make("tr", {}, ...["feature", "value", "contribution"]
     .map((text) => make("th", {}, text)));
   return make("details", {}, make("summary", {}, "Why this score"), make("table", {}, head, ...rows));
 }
@@ -360,7 +360,7 @@ onSubmit("read", async () => {
       for (const name of ["said", "without"]) if (event[name] !== undefined) goOn(name, event[name]);
       for (const token of event.tokens ?? []) {
         seen.push(token);
-        const depth = Math.min(token.surprise / event.scale, 1);
+        const depth = (token.surprise - event.low) / (event.high - event.low || 1);
         const mark = make("span", { className: token.written > 0.5 ? "written" : "" }, token.text);
         mark.style.background = `color-mix(in srgb, var(--mark) ${Math.round(60 * depth)}%, transparent)`;
         mark.title = `surprise ${token.surprise.toFixed(3)}, loss ${token.loss.toFixed(2)}, step `
