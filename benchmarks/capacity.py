@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from titans import ScanOptions
-from titans.ops import Gates, MemoryState, read_memory, scan_memory
+from titans.ops import Gates, MemoryState, ScanOptions, read_memory, scan_memory
 
 WORDS = 4_096
 PAIRS = (16, 32, 64, 128, 256)

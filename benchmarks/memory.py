@@ -16,25 +16,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from titans import MLP, NeuralMemory, ScanOptions
-from titans.layers.memory import STABLE
+from titans import MemoryConfig, NeuralMemory
 
 DIM, HEADS, HEAD_DIM, HIDDEN, BATCH, LENGTH = 256, 4, 64, 128, 2, 2048
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 
 
-def ours(chunk: int, options: ScanOptions) -> torch.nn.Module:
+def ours(chunk: int, config: MemoryConfig) -> torch.nn.Module:
     return NeuralMemory(
         DIM,
+        config,
         num_heads=HEADS,
         head_dim=HEAD_DIM,
-        memory=MLP(depth=2, expansion=HIDDEN / HEAD_DIM),
+        expansion=HIDDEN / HEAD_DIM,
         chunk_size=chunk,
-        options=options,
     )
 
 
@@ -55,12 +55,13 @@ def rival(chunk: int) -> torch.nn.Module:
 def build(name: str, chunk: int) -> torch.nn.Module:
     if name == "titans-pytorch":
         return rival(chunk)
-    options = {
-        "ours": ScanOptions(),
-        "ours-default": STABLE,
-        "ours-compiled": ScanOptions(compiled=True),
+    paper = MemoryConfig(forget_towards="zero", step_limit=None)
+    config = {
+        "ours": paper,
+        "ours-default": MemoryConfig(),
+        "ours-compiled": replace(paper, compiled=True),
     }[name]
-    return ours(chunk, options)
+    return ours(chunk, config)
 
 
 def train_step(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:

@@ -38,7 +38,7 @@ PIECE = 2_048
 DECODE_TOKENS = 48
 
 
-LONG: dict[str, object] = {"window": 512, "segment_len": 512, "chunk_size": 64}
+LONG: dict[str, object] = {"window": 512, "segment_len": 512, "memory": {"chunk_size": 64}}
 """What one would choose for long texts, and what the large presets have."""
 
 

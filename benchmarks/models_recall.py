@@ -77,7 +77,7 @@ def build(run: RecallRun) -> TitansForCausalLM:
             "intermediate_size": 2 * run.hidden_size,
             "window": run.window,
             "segment_len": run.window,
-            "chunk_size": 16,
+            "memory": {"chunk_size": 16},
             **(run.settings or {}),
         }
     )

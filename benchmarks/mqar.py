@@ -21,17 +21,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from titans import NeuralMemory
 from titans.evaluation.model import Reading, model_settings, weights_digest
 from titans.evaluation.record import ModelCard
 from titans.evaluation.runner import run_task
 from titans.models import TitansConfig
-from titans.models.rules import build_memory
 from titans.settings import apply_settings
 from titans.tasks.mqar import SETTING_B_TRAIN, SETTING_B_TRAIN_EXAMPLES, Mqar
 from titans.tasks.tokens import IntArray, TokenBatch
@@ -51,33 +52,33 @@ RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
 
 
 def shape(rule: str, dim: int) -> dict[str, object]:
-    """`dim` times `dim` numbers: a matrix, two layers, or a first layer behind which one is fixed.
+    """The memory's settings: `dim` times `dim` numbers as a matrix, two layers, or a first layer.
 
     Momentum would double the state. Of ours the first layer alone is written, the second stays as
     it starts, orthogonal; keys start as the token before; steps are small. What else was tried, and
     how it compares: docs/log/memory.md.
     """
-    looks_back = {"memory_gate_kernel": LOOK_BACK.get(rule, 0)}
+    looks_back = {"gate_conv_size": LOOK_BACK.get(rule, 0)}
     if rule == "titans":
         step = LARGEST_STEP.get(dim, 0.06)
         return looks_back | {
-            "memory_head_dim": dim,
-            "memory_expansion": 1.0,
-            "memory_written": "first",
-            "memory_init": "zero_first",
-            "memory_key_lag": 1,
-            "memory_value_norm": 1.0,
-            "memory_step_init": 2 / 3 * step,
-            "memory_step_max": step,
-            "memory_momentum": False,
-            "memory_forgetting": False,
+            "head_dim": dim,
+            "expansion": 1.0,
+            "written": "first",
+            "init": "zero_first",
+            "key_lag": 1,
+            "value_norm": 1.0,
+            "step_init": 2 / 3 * step,
+            "step_max": step,
+            "momentum": False,
+            "forgetting": False,
             "chunk_size": 32 if dim > 64 else 16,
         }
     if rule == "titans_linear":
         # One layer, chunks of one token, neither momentum nor forgetting: then our rule is the
         # delta rule. What differs is what its gates see.
-        return looks_back | {"memory_rule": "delta"}
-    return {"memory_expansion": 0.5} if rule == "ttt" else {}
+        return looks_back | {"rule": "delta"}
+    return {"rule": rule, "expansion": 0.5} if rule == "ttt" else {"rule": rule}
 
 
 class BaseConv(nn.Module):
@@ -103,7 +104,7 @@ class Zoo(nn.Module):
         nn.init.normal_(self.embedding.weight, std=config.initializer_range)
         self.dropout = nn.Dropout(0.1)
         self.conv_norm, self.memory_norm, self.norm = (nn.LayerNorm(dim) for _ in range(3))
-        self.conv, self.memory = BaseConv(dim), build_memory(config)
+        self.conv, self.memory = BaseConv(dim), NeuralMemory(dim, config.memory)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Normalised hidden states; logits are their products with the embeddings."""
@@ -120,7 +121,7 @@ class Zoo(nn.Module):
 
     def overlap(self, x: Tensor, rng: np.random.Generator) -> Tensor:
         """How much keys of different tokens resemble each other, and values: 2 is by chance."""
-        past = max(self.memory.parts.conv_size - 1, 0)
+        past = max(self.memory.config.conv_size - 1, 0)
         length = min(past + max(1, OVERLAP_TOKENS // len(x)), x.shape[1])
         begin = int(rng.integers(x.shape[1] - length + 1))
         some = self.memory_norm(x[:, begin : begin + length])
@@ -132,7 +133,7 @@ class Zoo(nn.Module):
 
     def state_numbers(self) -> int:
         """What the mixer keeps of a text: weights, and momentum where the rule has it."""
-        return self.memory.written_numbers * (2 if self.memory.gates.settings.use_momentum else 1)
+        return self.memory.written_numbers * (2 if self.memory.config.momentum else 1)
 
 
 def overlap(vectors: Tensor) -> Tensor:
@@ -162,15 +163,10 @@ class ZooSubject:
         return Reading(torch.cat(best, dim=1).numpy(), 4 * self.model.state_numbers())
 
 
-def config_for(rule: str, dim: int, settings: dict[str, object]) -> TitansConfig:
-    fixed = {
-        "variant": "lmm",
-        "vocab_size": VOCABULARY,
-        "memory_num_heads": 1,
-        "hidden_size": dim,
-        "memory_rule": rule,
-    }
-    return TitansConfig(**{**fixed, **shape(rule, dim), **settings})
+def config_for(rule: str, dim: int, settings: dict[str, Any]) -> TitansConfig:
+    fixed = {"variant": "lmm", "vocab_size": VOCABULARY, "hidden_size": dim}
+    memory = {"num_heads": 1, **shape(rule, dim), **settings.get("memory", {})}
+    return TitansConfig(**{**fixed, **settings, "memory": memory})
 
 
 def train(

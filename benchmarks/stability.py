@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from titans import MLP, NeuralMemory, ScanOptions
-from titans.layers.memory import STABLE
-from titans.ops import Gates, MemoryState, scan_memory
+from titans import NeuralMemory
+from titans.ops import Gates, MemoryState, ScanOptions, scan_memory
 
 CHUNKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
@@ -81,8 +80,7 @@ def soak(tokens: int, text: Path | None) -> list[dict[str, object]]:
     rows = []
     for towards in ("initial", "zero"):
         torch.manual_seed(1)
-        options = ScanOptions(**{**vars(STABLE), "forget_towards": towards})
-        memory = NeuralMemory(dim, num_heads=2, memory=MLP(depth=2), chunk_size=64, options=options)
+        memory = NeuralMemory(dim, num_heads=2, chunk_size=64, forget_towards=towards)
         passages = torch.randn(2, 1, 16, dim)
         start = learns(memory, None, passages[0])
         state = None

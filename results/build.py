@@ -14,7 +14,18 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from results.figures import draw_all
-from results.query import KINDS, Number, Value, all_numbers, best, fact, find, row_name, summary
+from results.query import (
+    KINDS,
+    Number,
+    Value,
+    all_numbers,
+    best,
+    fact,
+    find,
+    row_name,
+    settings_of,
+    summary,
+)
 from results.targets import judge
 from titans.evaluation.lengths import format_length
 from titans.evaluation.record import Record, load_records
@@ -226,7 +237,7 @@ STYLES = {
 SHORT = {"bits_per_byte": ".2f", "accuracy": ".0f", "last_accuracy": ".0f"}
 """How it is written where there is little room."""
 RULES = {
-    "titans": "Titans memory",
+    "chunk": "Titans memory",
     "ttt": "TTT",
     "delta": "delta rule",
     "gated_delta": "gated delta rule",
@@ -235,16 +246,16 @@ RULES = {
 
 def about_memory(record: Record, without: Sequence[str] = ()) -> str:
     """A memory's rule and what its settings change about it, in words."""
-    settings = record.model.settings
-    rule = str(settings.get("memory_rule", "titans"))
+    settings = settings_of(record)
+    rule = str(settings.get("memory.rule", "chunk"))
     parts = [RULES[rule]]
-    if rule in ("titans", "ttt"):
-        parts.append(f"{settings['memory_depth']} layers")
-    if settings.get("memory_written", "all") != "all":
-        parts[-1] += f" of which only the {settings['memory_written']} is written"
-    if rule == "titans":
+    if rule in ("chunk", "ttt"):
+        parts.append(f"{settings['memory.depth']} layers")
+    if settings.get("memory.written", "all") != "all":
+        parts[-1] += f" of which only the {settings['memory.written']} is written"
+    if rule == "chunk":
         parts += [
-            f"no {part}" for part in ("momentum", "forgetting") if not settings[f"memory_{part}"]
+            f"no {part}" for part in ("momentum", "forgetting") if not settings[f"memory.{part}"]
         ]
     parts += [
         text.format(settings[name])
@@ -255,9 +266,9 @@ def about_memory(record: Record, without: Sequence[str] = ()) -> str:
 
 
 AIDS: dict[str, tuple[object, str]] = {
-    "memory_key_lag": (None, "keys start as the token {} back"),
-    "memory_gate_kernel": (0, "gates see {} tokens"),
-    "memory_step_max": (1.0, "steps of at most {}"),
+    "memory.key_lag": (None, "keys start as the token {} back"),
+    "memory.gate_conv_size": (0, "gates see {} tokens"),
+    "memory.step_max": (1.0, "steps of at most {}"),
     "decorrelate": (0.0, "decorrelation loss with weight {}"),
     "minutes": (None, "{} CPU minutes"),
 }
@@ -265,7 +276,7 @@ AIDS: dict[str, tuple[object, str]] = {
 
 
 def _label(record: Record) -> str:
-    threshold = record.model.settings.get("write_threshold")
+    threshold = settings_of(record).get("memory.write_threshold")
     return f"`{row_name(record)}`" + ("" if threshold is None else f", threshold {threshold}")
 
 

@@ -7,9 +7,10 @@ settings, in this order; `FACTS` has those that are derived.
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from titans.evaluation.record import Record, Score
+from titans.models.upgrade import is_flat, upgrade_names
 
 KINDS = {
     "lmm": "LMM",
@@ -74,9 +75,18 @@ def kind_of(record: Record) -> str | None:
     """A key of `KINDS`; None for ablations and other rows that are not a whole model."""
     if record.sweep:
         return SWEEP_KINDS.get(row_name(record))
-    rule = record.model.settings.get("memory_rule", "titans")
+    rule = settings_of(record).get("memory.rule", "chunk")
     has_memory = record.model.variant not in ("swa", "transformer")
-    return str(rule) if has_memory and rule != "titans" else record.model.variant
+    return str(rule) if has_memory and rule != "chunk" else record.model.variant
+
+
+def settings_of(record: Record) -> dict[str, object]:
+    """A model's settings under the names of today, those of its memory as `memory.depth`."""
+    settings = dict(record.model.settings)
+    if is_flat(settings):
+        settings = upgrade_names(settings)
+    memory = cast("dict[str, object]", settings.pop("memory", {}))
+    return {**settings, **{f"memory.{name}": value for name, value in memory.items()}}
 
 
 def plain(option: object) -> object:
@@ -101,7 +111,7 @@ def fact(number: Number, name: str) -> object:
     if name in FACTS:
         return FACTS[name](number)
     record, score = number
-    for place in (score.detail, record.options, record.model.settings):
+    for place in (score.detail, record.options, settings_of(record)):
         if name in place:
             return plain(place[name])
     return None

@@ -1,6 +1,7 @@
-"""From a finished run to a checkpoint worth shipping: weights, configuration, log and card.
+r"""From a finished run to a checkpoint worth shipping: weights, configuration, log and card.
 
-    python -m tools.ship runs/needle-mac checkpoints/needle-mac --set write_threshold=0.05 --words
+    python -m tools.ship runs/needle-mac checkpoints/needle-mac --words \
+        --set memory.write_threshold=0.05
     python -m tools.ship --card checkpoints/needle-mac
 
 `--after RUN` (repeated) names the runs that this one started from: their logs and configurations
@@ -26,6 +27,7 @@ from titans.evaluation.lengths import format_length
 from titans.evaluation.model import ModelSubject, weights_digest
 from titans.evaluation.record import Record, Score
 from titans.files import read_text, write_text
+from titans.models.upgrade import upgrade_names
 from titans.settings import apply_settings, to_yaml
 from titans.tasks.needle import needle_tokenizer
 from tools.stages import CONFIG_NAME, LOG_NAME, Stage, read_stage, read_stages
@@ -37,7 +39,7 @@ SHOWN = ("accuracy", "bits_per_byte")
 """Metrics that a card shows."""
 STATE_READINGS = (32, 96)
 """Tokens that are read to see how large a state is, if no record has it."""
-THRESHOLDS = ("write_threshold", "surprise_threshold")
+THRESHOLDS = ("memory.write_threshold", "memory.surprise_threshold")
 """Settings that are off in a run's configuration unless it names them."""
 
 
@@ -148,14 +150,20 @@ def _facts(folder: Path, subject: ModelSubject, stages: Sequence[Stage]) -> dict
 
 def inference_settings(subject: ModelSubject, stage: Stage) -> dict[str, object]:
     """Fields of the shipped configuration that are not as the run was trained."""
-    trained = {name: v for name, v in stage.config["model"].items() if v is not None}
-    trained = {**dict.fromkeys(THRESHOLDS), **trained}
-    shipped: Mapping[str, object] = subject.config.to_dict()
+    trained = _flat(upgrade_names(stage.config["model"]))
+    trained = {**dict.fromkeys(THRESHOLDS), **{k: v for k, v in trained.items() if v is not None}}
+    shipped = _flat(subject.config.to_dict())
     return {
         name: shipped[name]
         for name, value in trained.items()
         if name in shipped and shipped[name] != value
     }
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, object]:
+    """Settings of a model in one table, those of its memory as `memory.depth`."""
+    memory = {f"memory.{name}": value for name, value in settings.get("memory", {}).items()}
+    return {**{name: v for name, v in settings.items() if name != "memory"}, **memory}
 
 
 def _tokenizer(subject: ModelSubject, data: Mapping[str, Any]) -> str:

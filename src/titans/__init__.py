@@ -9,31 +9,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from titans import ops as ops
-    from titans.layers.gates import GateSettings as GateSettings
     from titans.layers.memory import NeuralMemory as NeuralMemory
-    from titans.layers.memory_networks import MLP as MLP
-    from titans.layers.memory_parts import Parts as Parts
+    from titans.layers.memory_config import MemoryConfig as MemoryConfig
     from titans.layers.memory_state import NeuralMemoryState as NeuralMemoryState
-    from titans.ops import ScanOptions as ScanOptions
 
 _HOMES = {
-    "GateSettings": "titans.layers.gates",
-    "MLP": "titans.layers.memory_networks",
+    "MemoryConfig": "titans.layers.memory_config",
     "NeuralMemory": "titans.layers.memory",
     "NeuralMemoryState": "titans.layers.memory_state",
-    "Parts": "titans.layers.memory_parts",
-    "ScanOptions": "titans.ops",
     "ops": "titans",
 }
 """Public name -> module that holds it."""
 
 __all__ = [
-    "MLP",
-    "GateSettings",
+    "MemoryConfig",
     "NeuralMemory",
     "NeuralMemoryState",
-    "Parts",
-    "ScanOptions",
     "ops",
 ]
 

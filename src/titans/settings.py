@@ -80,6 +80,12 @@ def _check_range(value: object, hint: Any, name: str) -> None:
         raise ConfigError(f"{name} {problem}, got {value}")
 
 
+def normalise(config: Any) -> None:
+    """Check the type of every field of a frozen dataclass; a whole number becomes a float."""
+    for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
+        object.__setattr__(config, name, convert(getattr(config, name), hint, name))
+
+
 # Read
 
 

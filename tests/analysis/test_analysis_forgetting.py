@@ -7,29 +7,30 @@ import torch
 from titans.analysis import forgetting_curve, trace_memory
 from titans.analysis.records import Forgetting, Trace
 from titans.analysis.tracing import Limits
-from titans.layers.gates import GateSettings
 from titans.layers.memory import NeuralMemory
-from titans.layers.memory_networks import linear
-from titans.layers.memory_parts import Parts
-from titans.ops import ScanOptions
+from titans.layers.memory_config import MemoryConfig
 
 DIM = 160
-BARE = Parts(conv_size=0, activation=False, output_norm=False, output_gate=False, output_proj=False)
+BARE = MemoryConfig(
+    num_heads=1,
+    depth=1,
+    init="zero_last",
+    gates="constant",
+    momentum=False,
+    forget_towards="zero",
+    step_limit=None,
+    conv_size=0,
+    value_norm=1.0,
+)
+"""A linear memory without stabiliser. SiLU and the norm leave tokens of one 1 as they are."""
 
 
 def orthonormal_trace(
     alpha: float, chunk_size: int = 1, step: float = 0.5, time: int = DIM
 ) -> Trace:
-    """A linear memory without stabiliser writes `e_t -> v_t`; no key ever comes back."""
+    """The memory writes `e_t -> v_t`; no key ever comes back."""
     memory = NeuralMemory(
-        DIM,
-        num_heads=1,
-        memory=linear(),
-        chunk_size=chunk_size,
-        gates=GateSettings(kind="constant", forget_init=alpha, step_init=step, use_momentum=False),
-        parts=BARE,
-        init="zero_last",
-        options=ScanOptions(),
+        DIM, BARE, chunk_size=chunk_size, forget_init=alpha, step_init=step
     ).double()
     with torch.no_grad():
         memory.key_proj.weight.copy_(torch.eye(DIM))
@@ -103,29 +104,22 @@ def test_heads_are_told_apart() -> None:
     assert len(nothing.ages) == 0 and nothing.half_life is None
 
 
-def test_a_token_that_adds_no_gradient_may_still_forget() -> None:
-    """Below a surprise threshold nothing is written; whether it forgets is a setting."""
-    for skip in (False, True):
-        memory = NeuralMemory(
-            8,
-            num_heads=1,
-            memory=linear(),
-            chunk_size=1,
-            gates=GateSettings(kind="constant", forget_init=0.1, step_init=0.5, use_momentum=False),
-            parts=BARE,
-            init="zero_last",
-            options=ScanOptions(surprise_threshold=0.8, skip_unsurprising=skip),
-        ).double()
-        with torch.no_grad():
-            memory.key_proj.weight.copy_(torch.eye(8))
-            memory.value_proj.weight.copy_(torch.eye(8))
-        # The same association three times: after the first there is nothing left to learn.
-        x = torch.eye(8, dtype=torch.float64)[[0, 0, 0]]
-        record = trace_memory(memory, x).layers[0].forgetting
-        assert record.written_at.tolist() == [0]
-        left = 1.0 if skip else 0.9**2
-        assert record.recall[0, -1, 0] == pytest.approx(left, rel=1e-6)
-        assert record.gate_only[0, -1, 0] == pytest.approx(left, rel=1e-6)
+@pytest.mark.parametrize("threshold", [None, 0.8])
+def test_a_token_that_is_not_written_forgets_nothing(threshold: float | None) -> None:
+    memory = NeuralMemory(
+        8, BARE, chunk_size=1, forget_init=0.1, step_init=0.5, surprise_threshold=threshold
+    ).double()
+    with torch.no_grad():
+        memory.key_proj.weight.copy_(torch.eye(8))
+        memory.value_proj.weight.copy_(torch.eye(8))
+    # The same association three times: after the first there is nothing left to learn.
+    x = torch.eye(8, dtype=torch.float64)[[0, 0, 0]]
+    record = trace_memory(memory, x).layers[0].forgetting
+    assert record.written_at.tolist() == ([0, 1, 2] if threshold is None else [0])
+    left = 0.9**2 if threshold is None else 1.0
+    assert record.gate_only[0, -1, 0] == pytest.approx(left, rel=1e-6)
+    if threshold is not None:
+        assert record.recall[0, -1, 0] == pytest.approx(1.0, rel=1e-6)
 
 
 def half_life_of(retention: np.ndarray) -> float | None:

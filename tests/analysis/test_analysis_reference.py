@@ -106,7 +106,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict, dict[str
     """The JSON, the page's data, and what the reference says in each mode."""
     folder = tmp_path_factory.mktemp("report")
     # Float64 and gates of visible size, so that every number matters.
-    model = tiny_model("lmm", memory_forget_init=0.05)
+    model = tiny_model("lmm", memory={"forget_init": 0.05})
     ids = tiny_tokens(batch=1, time=TIME)[0]
     found = trace(model, [Passage(ids, [f" w{i}" for i in ids.tolist()])])
     write_json([found], folder / "trace.json")

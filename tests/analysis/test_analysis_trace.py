@@ -43,7 +43,7 @@ def ids(time: int = TIME) -> torch.Tensor:
 
 @pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta"])
 def test_the_published_rules_are_traced_too(rule: str) -> None:
-    found = trace(tiny_model("lmm", memory_rule=rule), ids(), limits=Limits(reads=7))
+    found = trace(tiny_model("lmm", memory={"rule": rule}), ids(), limits=Limits(reads=7))
     for layer in found.layers:
         forgets = layer.tokens.forget_gate.max() > 0
         assert forgets == (rule == "gated_delta")
@@ -242,7 +242,7 @@ def test_a_million_tokens_in_constant_memory() -> None:
     """Resident memory at the end is that after the first tenth."""
     import psutil
 
-    model = tiny_model("lmm", dtype=torch.float32, num_hidden_layers=1, chunk_size=256)
+    model = tiny_model("lmm", dtype=torch.float32, num_hidden_layers=1, memory={"chunk_size": 256})
     process, sizes, total = psutil.Process(), {}, 0
 
     def read(count: int) -> None:

@@ -83,7 +83,7 @@ def test_only_the_first_tokens_are_kept_one_by_one(
 def test_a_text_shorter_than_a_chunk_is_read_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = save_checkpoint(tmp_path / "model", "lmm", chunk_size=64)
+    checkpoint = save_checkpoint(tmp_path / "model", "lmm", memory={"chunk_size": 64})
     short = tmp_path / "short.txt"
     short.write_text("Hi there")
     assert main(["analyze", str(checkpoint), "--text", str(short), "--out", str(tmp_path)]) == 0

@@ -149,11 +149,13 @@ def test_a_checkpoint_with_a_damaged_tokenizer_is_named(checkpoints: Path, tmp_p
 def test_a_depth_that_the_model_cannot_have_is_refused_before_others_are_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = TitansConfig.from_dict({**tiny("lmm").config.to_dict(), "memory_init": "zero_first"})
+    plain = tiny("lmm").config.to_dict()
+    plain["memory"]["init"] = "zero_first"
+    config = TitansConfig.from_dict(plain)
     subject = ModelSubject(TitansForCausalLM(config))
     monkeypatch.setattr(Throughput, "_time", lambda *args: pytest.fail("it was timed"))
     task = Throughput(lengths=(16,), samples=1, memory_depths=(2, 1))
-    with pytest.raises(ConfigError, match="needs a memory_depth of 2 or more"):
+    with pytest.raises(ConfigError, match="needs a depth of 2 or more"):
         task.measure(subject, task.cells()[0], 0, [0])
     with pytest.raises(ConfigError, match=r"--memory_depths\[1\] must be at least 1, got 0"):
         Throughput(memory_depths=(2, 0))

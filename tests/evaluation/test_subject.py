@@ -36,7 +36,7 @@ def tiny(variant: str = "mac", vocab_size: int = 259) -> TitansForCausalLM:
             hidden_size=16,
             num_hidden_layers=2,
             num_attention_heads=2,
-            chunk_size=4,
+            memory={"chunk_size": 4},
             segment_len=8,
             window=8,
             num_persistent=2,
@@ -141,20 +141,27 @@ def test_models_without_a_tokenizer_or_with_another_vocabulary_say_so() -> None:
 def test_the_command_names_a_setting_of_another_kind(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["eval", "permutations", "--model", str(checkpoint), "--set", "write_threshold=abc"]
+    words = [
+        "eval",
+        "permutations",
+        "--model",
+        str(checkpoint),
+        "--set",
+        "memory.write_threshold=abc",
+    ]
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "write_threshold must be of type float" in error and "Traceback" not in error
 
 
 def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path: Path) -> None:
-    subject = ModelSubject.load(checkpoint, settings={"write_threshold": 0.1})
+    subject = ModelSubject.load(checkpoint, settings={"memory": {"write_threshold": 0.1}})
     card = subject.card()
     assert card.name == "tiny-mac" and card.variant == "mac"
-    assert card.settings["write_threshold"] == 0.1 and len(card.digest) == 12
+    assert card.settings["memory"]["write_threshold"] == 0.1 and len(card.digest) == 12
     assert card.digest == ModelSubject.load(checkpoint).card().digest
     with pytest.raises(ConfigError, match="did you mean write_threshold"):
-        ModelSubject.load(checkpoint, settings={"write_treshold": 0.1})
+        ModelSubject.load(checkpoint, settings={"memory": {"write_treshold": 0.1}})
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         ModelSubject.load(tmp_path)
 
@@ -162,12 +169,18 @@ def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("write_threshold", "abc", "write_threshold must be of type float, got 'abc'"),
+        ("memory", {"write_threshold": "abc"}, "write_threshold must be of type float, got 'abc'"),
         ("window", 2.5, r"window must be of type int, got 2\.5"),
-        ("write_threshold", math.nan, "write_threshold must be a finite number, got nan"),
+        (
+            "memory",
+            {"write_threshold": math.nan},
+            "write_threshold must be a finite number, got nan",
+        ),
         ("window", 0, "window must be at least 1"),
-        ("memory_forgetting", 1, "memory_forgetting must be of type bool, got 1"),
-        ("write_gate", "sometimes", "write_gate must be one of none"),
+        ("memory", {"forgetting": 1}, "forgetting must be of type bool, got 1"),
+        ("memory", {"rule": "some"}, "rule must be one of chunk, ttt"),
+        ("memory", 0.1, "memory must be a mapping of options, got 0.1"),
+        ("write_threshold", 0.1, "write_threshold is now called memory.write_threshold"),
         ("memory_layers", 3, "memory_layers must be a list, got 3"),
     ],
 )
@@ -180,8 +193,9 @@ def test_settings_of_another_kind_are_refused(
 
 def test_a_setting_may_be_a_whole_number_or_nothing(checkpoint: Path) -> None:
     for value in (1, 0.5, None):
-        subject = ModelSubject.load(checkpoint, settings={"write_threshold": value})
-        assert subject.config.write_threshold == value
+        subject = ModelSubject.load(checkpoint, settings={"memory": {"write_threshold": value}})
+        assert subject.config.memory.write_threshold == value
+        assert subject.config.memory.chunk_size == 4
 
 
 @pytest.mark.parametrize("variant", ["mac", "swa"])
@@ -217,14 +231,17 @@ def test_the_command_writes_a_record_and_a_table(
         "--samples",
         "3",
     ]
-    words += ["--num-needles", "2", "--set", "write_threshold=0.05"]
+    words += ["--num-needles", "2", "--set", "memory.write_threshold=0.05"]
     assert main([*words, "--depths", "3", "--json", str(record), "--figure", str(figure)]) == 0
     shown = capsys.readouterr().out
     assert "accuracy" in shown and "depth=0.5" in shown and "tiny-needle (mac" in shown
     loaded = Record.load(record)
-    assert loaded.model.settings["write_threshold"] == 0.05 and figure.stat().st_size > 1_000
     assert (
-        "--set write_threshold=0.05" in loaded.command and str(tmp_path) not in record.read_text()
+        loaded.model.settings["memory"]["write_threshold"] == 0.05 and figure.stat().st_size > 1_000
+    )
+    assert (
+        "--set memory.write_threshold=0.05" in loaded.command
+        and str(tmp_path) not in record.read_text()
     )
     assert main([*words, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["task"] == "needle"

@@ -34,7 +34,7 @@ budget_minutes: 10
 rows:
   - name: full
   - name: no conv
-    set: [model.memory_conv_kernel=0]
+    set: [model.memory.conv_size=0]
 evaluations:
   - task: needle
     options: {lengths: [32], samples: 4}
@@ -107,7 +107,7 @@ def test_jobs_come_seed_by_seed_in_the_order_of_the_rows(tmp_path: Path) -> None
         "full-seed1",
         "no-conv-seed1",
     ]
-    assert jobs[1].settings == ("model.memory_conv_kernel=0", "seed=0")
+    assert jobs[1].settings == ("model.memory.conv_size=0", "seed=0")
 
 
 def test_rows_can_be_chosen_by_name(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_table_has_mean_and_spread_over_seeds(tmp_path: Path) -> None:
         (("minutes: 10", "minutes: long"), "budget_minutes must be of type float, got 'long'"),
         (("- name: full", "- full"), r"rows\[0\] must be written {name: \.\.\.}, got 'full'"),
         (("- name: full", "- set: []"), r"rows\[0\] lacks 'name'"),
-        (("set: [model.memory_conv_kernel=0]", "set: a=0"), r"rows\[1\]\.set must be a list"),
+        (("set: [model.memory.conv_size=0]", "set: a=0"), r"rows\[1\]\.set must be a list"),
         (("    set:", "    sets:"), r"unknown key rows\[1\]\.sets; did you mean rows\[1\]\.set"),
         (("no conv", "FULL"), r"distinct names \(of folders\), got full, full"),
         (("- task: needle", "- tsk: needle"), r"evaluations\[0\] lacks 'task'"),
@@ -229,7 +229,9 @@ def test_sizes_are_matched_within_the_tolerance() -> None:
 
 
 BASE = """
-model: {variant: lmm, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1, chunk_size: 8}
+model:
+  {variant: lmm, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1,
+   memory: {chunk_size: 8}}
 data: {source: needle, sequence_len: 48, task: {length: 48, num_needles: 2}}
 train: {steps: 2, batch_size: 2, warmup_steps: 1}
 log: {held_out_every: 0, tensorboard: false}
@@ -300,11 +302,11 @@ def test_a_training_that_diverges_does_not_end_the_sweep(
             "evaluation 'lm': --text none.txt: no such file or folder",
         ),
         (
-            ("samples: 4}", "samples: 4}\n    settings: {write_treshold: 0.1}"),
-            "settings of evaluation 'needle': unknown key write_treshold",
+            ("samples: 4}", "samples: 4}\n    settings: {memory: {write_treshold: 0.1}}"),
+            "settings of evaluation 'needle': memory: unknown key write_treshold",
         ),
-        (("model.memory_conv_kernel=0", "nonsense=3"), "row 'no conv': unknown key nonsense"),
-        (("memory_conv_kernel=0", "memory_depth=0"), "row 'no conv': model section: memory_depth"),
+        (("model.memory.conv_size=0", "nonsense=3"), "row 'no conv': unknown key nonsense"),
+        (("memory.conv_size=0", "memory.depth=0"), "row 'no conv': model section: memory: depth"),
         (("base: base.yaml", "base: none.yaml"), "none.yaml: no such configuration file"),
     ],
 )

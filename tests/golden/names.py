@@ -4,11 +4,13 @@ Golden files keep the settings of a model as one flat table, under the names of 
 When a setting is renamed or moved, this file is the only one in this folder that changes.
 """
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from titans.layers.memory import NeuralMemory
 from titans.models import TitansConfig, TitansForCausalLM
+from titans.models.upgrade import SINCE_FLAT, upgrade_names
 
 SETTINGS = (
     "variant vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
@@ -27,17 +29,26 @@ SETTINGS = (
 
 def make_config(**settings: Any) -> TitansConfig:
     """A configuration from first names."""
-    return TitansConfig(**settings)
+    return TitansConfig(**upgrade_names(settings))
 
 
 def effective(config: TitansConfig) -> dict[str, Any]:
     """What a loaded configuration does, by first names."""
-    return {name: getattr(config, name) for name in SETTINGS}
+    found = {
+        name: attrgetter(SINCE_FLAT.get(name, (name,))[0])(config)
+        for name in SETTINGS
+        if name != "write_gate"
+    }
+    rule, associative = config.memory.rule, config.memory.surprise_threshold
+    gate = "none" if associative is None else "associative"
+    if config.predictor_threshold is not None:
+        gate, found["surprise_threshold"] = "predictive", config.predictor_threshold
+    return {**found, "write_gate": gate, "memory_rule": "titans" if rule == "chunk" else rule}
 
 
 def run_tree(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """The tree of a training run (as in a YAML file), its model given by first names."""
-    return {"model": model, **sections}
+    return {"model": upgrade_names(model), **sections}
 
 
 def make_layer(dim: int, **settings: Any) -> NeuralMemory:

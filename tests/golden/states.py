@@ -8,7 +8,7 @@ import torch
 
 from golden.names import make_layer
 from golden.traces import build
-from titans import GateSettings, NeuralMemory, NeuralMemoryState
+from titans import NeuralMemory, NeuralMemoryState
 from titans.models import TitansForCausalLM
 from titans.models.cache import TitansCache
 
@@ -30,9 +30,7 @@ def layer() -> tuple[NeuralMemory, torch.Tensor]:
     torch.manual_seed(3)
     torch.set_default_dtype(torch.float64)
     try:
-        built = make_layer(
-            8, num_heads=2, chunk_size=4, gates=GateSettings(kind="chunk", conv_size=3)
-        )
+        built = make_layer(8, num_heads=2, chunk_size=4, gates="chunk", gate_conv_size=3)
     finally:
         torch.set_default_dtype(torch.float32)
     return built.double().eval(), torch.randn(2, 30, 8, dtype=torch.float64)

@@ -6,8 +6,7 @@ Annotations that execute cannot be compiled, so this runs apart (`make test`), m
 import pytest
 import torch
 
-from titans import NeuralMemory, ScanOptions
-from titans.layers.memory import STABLE
+from titans import MemoryConfig, NeuralMemory
 from titans.ops import checks
 
 # torch's tracer looks at the .grad of intermediate tensors and warns of it itself.
@@ -17,13 +16,15 @@ pytestmark = [
 ]
 
 
-def check_compiled(options: ScanOptions, length: int, chunk_size: int) -> None:
+PAPER = MemoryConfig(forget_towards="zero", step_limit=None)
+
+
+def check_compiled(config: MemoryConfig, length: int, chunk_size: int) -> None:
     x = torch.randn(2, length, 16)
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        settings = ScanOptions(**{**vars(options), "compiled": compiled})
-        memory = NeuralMemory(16, num_heads=2, chunk_size=chunk_size, options=settings)
+        memory = NeuralMemory(16, config, num_heads=2, chunk_size=chunk_size, compiled=compiled)
         y, state = memory(x)
         y.square().sum().backward()
         found.append((y, state.memory.weights[0], memory.key_proj.weight.grad))
@@ -33,17 +34,17 @@ def check_compiled(options: ScanOptions, length: int, chunk_size: int) -> None:
 
 def test_compiled_chunk_step_equals_eager() -> None:
     """Two chunks of a size that is not grouped: one graph each way."""
-    check_compiled(ScanOptions(), 128, 64)
+    check_compiled(PAPER, 128, 64)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [ScanOptions(), STABLE, ScanOptions(written="first", momentum=False)],
+    "config",
+    [PAPER, MemoryConfig(), MemoryConfig(written="first", momentum=False)],
     ids=["paper", "stable", "first-layer"],
 )
-def test_compiled_groups_and_open_chunks_equal_eager(options: ScanOptions) -> None:
-    check_compiled(options, 20, 8)
+def test_compiled_groups_and_open_chunks_equal_eager(config: MemoryConfig) -> None:
+    check_compiled(config, 20, 8)
 
 
 @pytest.mark.slow

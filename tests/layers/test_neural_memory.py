@@ -1,44 +1,50 @@
 """The layer: streaming, masks, gradients, stability, and each part switched off."""
 
-from dataclasses import replace
+import math
+import typing
+from dataclasses import fields
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from titans import MLP, GateSettings, NeuralMemory, NeuralMemoryState, Parts, ScanOptions
+from titans import MemoryConfig, NeuralMemory, NeuralMemoryState
 from titans.errors import StateError
-from titans.layers.memory_networks import (
-    FactorisedMemory,
-    GatedMemory,
-    SwiGLUMemory,
-    linear,
-    residual_mlp,
-)
+from titans.layers.memory_config import MemorySettings
 
-NETWORKS = {
-    "mlp": MLP(),
-    "linear": linear(),
-    "deep": MLP(depth=3, bias=True),
-    "residual": residual_mlp(),
-    "gated": GatedMemory(8, 12),
-    "swiglu": SwiGLUMemory(8, 16),
-    "factorised": FactorisedMemory(8, 3),
+
+class Own(nn.Module):
+    """A network that this package does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 6), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.inner(x)))
+
+
+NETWORKS: dict[str, dict] = {
+    "mlp": {},
+    "linear": {"depth": 1},
+    "deep": {"depth": 3, "bias": True},
+    "residual": {"residual": True},
+    "gated": {"network": "gated", "expansion": 1.5},
+    "swiglu": {"network": "swiglu"},
+    "factorised": {"network": "factorised", "expansion": 0.4},
+    "own": {"module": Own()},
 }
-
-
-NO_PROJ = Parts(output_proj=False)
-GATES = {
-    "token": GateSettings(),
-    "chunk": GateSettings(kind="chunk"),
-    "constant": GateSettings(kind="constant"),
-    "look back": GateSettings(conv_size=3),
-    "look back, chunk": GateSettings(kind="chunk", conv_size=3),
+GATES: dict[str, dict] = {
+    "token": {},
+    "chunk": {"gates": "chunk"},
+    "constant": {"gates": "constant"},
+    "look back": {"gate_conv_size": 3},
+    "look back, chunk": {"gates": "chunk", "gate_conv_size": 3},
 }
 
 
 def layer(network: str = "mlp", **settings) -> NeuralMemory:
-    settings = {"num_heads": 2, "chunk_size": 8, "memory": NETWORKS[network]} | settings
+    settings = {"num_heads": 2, "chunk_size": 8} | NETWORKS[network] | settings
     return NeuralMemory(16, **settings).double()
 
 
@@ -75,19 +81,19 @@ def test_a_long_call_in_pieces_equals_one_piece(
 def test_values_have_the_length_asked_for() -> None:
     x = tokens()
     for length in (4.0, 1.5):
-        memory = layer(parts=Parts(value_norm=length))
+        memory = layer(value_norm=length)
         _, values = memory.associations(x, memory.initial_state(2))
         torch.testing.assert_close(values.norm(dim=-1), torch.full_like(values[..., 0], length))
     for depth, length in ((1, 4.0), (2, 4.0), (3, 2.0), (4, 1.0)):
-        assert layer(memory=MLP(depth=depth)).value_length == length
+        assert layer(depth=depth).value_length == length
     with pytest.raises(ValueError, match=r"value_norm must be above 0.*got 0"):
-        Parts(value_norm=0.0)
-    memory = layer(parts=Parts(value_norm=None))
+        MemoryConfig(value_norm=0.0)
+    memory = layer(value_norm=None)
     assert memory.associations(x, memory.initial_state(2))[1].norm(dim=-1).std() > 0.01
 
 
 def test_a_write_comes_to_the_same_whatever_the_momentum() -> None:
-    memory = layer(gates=GateSettings(kind="constant", momentum_init=0.9, step_init=0.2))
+    memory = layer(gates="constant", momentum_init=0.9, step_init=0.2)
     found, _ = memory.gates(
         tokens(), torch.zeros(2, dtype=torch.long), memory.initial_state(2).gate_past, None
     )
@@ -98,7 +104,7 @@ def test_a_write_comes_to_the_same_whatever_the_momentum() -> None:
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_any_split_and_single_tokens_equal_the_whole(network: str, gates: str) -> None:
-    memory, x = layer(network, gates=GATES[gates]), tokens()
+    memory, x = layer(network, **GATES[gates]), tokens()
     whole, final = memory(x)
     with torch.no_grad():
         for cuts in ([5, 8, 9], list(range(1, 21))):
@@ -114,7 +120,7 @@ def test_any_split_and_single_tokens_equal_the_whole(network: str, gates: str) -
 @pytest.mark.parametrize("gates", ["token", "look back"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_parameter_gets_a_gradient(network: str, gates: str) -> None:
-    memory = layer(network, gates=GATES[gates])
+    memory = layer(network, **GATES[gates])
     y, _ = memory(tokens())
     y.square().sum().backward()
     for name, parameter in memory.named_parameters():
@@ -125,7 +131,7 @@ def test_every_parameter_gets_a_gradient(network: str, gates: str) -> None:
 @pytest.mark.parametrize("mode", ["full", "truncated"])
 def test_projections_learn_in_both_gradient_modes(mode: str) -> None:
     """Truncation drops the second order, not the dependence on keys and values."""
-    memory = layer(options=ScanOptions(gradient=mode, step_limit=1.0))  # type: ignore[arg-type]
+    memory = layer(gradient=mode)
     y, _ = memory(tokens())
     y.square().sum().backward()
     for name in ("query_proj", "key_proj", "value_proj", "gates.proj", "memory_0", "memory_1"):
@@ -136,7 +142,7 @@ def test_projections_learn_in_both_gradient_modes(mode: str) -> None:
 @pytest.mark.parametrize("gates", ["token", "look back"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_causality_and_batch_isolation_to_the_bit(network: str, gates: str) -> None:
-    memory, x = layer(network, gates=GATES[gates]), tokens()
+    memory, x = layer(network, **GATES[gates]), tokens()
     with torch.no_grad():
         before, _ = memory(x)
         changed = x.clone()
@@ -153,7 +159,7 @@ def test_causality_and_batch_isolation_to_the_bit(network: str, gates: str) -> N
 @pytest.mark.parametrize("network", ["mlp", "swiglu"])
 def test_padding_anywhere_changes_nothing(network: str, gates: str) -> None:
     """Two calls with masks equal the rows without their padding."""
-    memory, x = layer(network, gates=GATES[gates]), tokens(time=30)
+    memory, x = layer(network, **GATES[gates]), tokens(time=30)
     mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(4)) > 0.4
     state, parts = None, []
     for begin, end in ((0, 13), (13, 30)):
@@ -203,7 +209,7 @@ def test_write_is_forward_without_output() -> None:
 
 
 def test_gates_that_look_back_see_so_many_tokens() -> None:
-    memory, x = layer(gates=GATES["look back"]), tokens()
+    memory, x = layer(**GATES["look back"]), tokens()
     changed = x.clone()
     changed[:, 10] += 1.0
 
@@ -219,13 +225,13 @@ def test_gates_that_look_back_see_so_many_tokens() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"conv_size": -1}, "conv_size must be 0"),
-        ({"conv_size": 2, "kind": "constant"}, "constant gates see no token"),
+        ({"gate_conv_size": -1}, "gate_conv_size must be at least 0"),
+        ({"gate_conv_size": 2, "gates": "constant"}, "has no effect with gates='constant'"),
     ],
 )
 def test_gates_that_cannot_look_back_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GateSettings(**settings)
+        MemoryConfig(**settings)
 
 
 def test_a_state_from_before_gates_looked_back_loads() -> None:
@@ -238,7 +244,7 @@ def test_a_state_from_before_gates_looked_back_loads() -> None:
 
 @pytest.mark.parametrize("gates", ["chunk", "look back"])
 def test_save_load_reset(gates: str, tmp_path) -> None:
-    memory, x = layer(gates=GATES[gates]), tokens()
+    memory, x = layer(**GATES[gates]), tokens()
     whole, final = memory(x)
     _, middle = memory(x[:, :11])
     middle.save(tmp_path / "state.safetensors")
@@ -253,24 +259,25 @@ def test_save_load_reset(gates: str, tmp_path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"parts": Parts(conv_size=0)},
-        {"parts": Parts(activation=False)},
-        {"parts": Parts(normalize=False, bias=True)},
-        {"parts": Parts(output_norm=False, output_gate=False, output_proj=False)},
-        {"gates": GateSettings(use_momentum=False)},
-        {"gates": GateSettings(use_forgetting=False)},
-        {
-            "gates": GateSettings(
-                kind="constant", forget_init=0.02, momentum_init=0.9, step_init=0.01
-            )
-        },
+        {"conv_size": 0},
+        {"momentum": False},
+        {"forgetting": False},
+        {"gates": "constant", "forget_init": 0.02, "momentum_init": 0.9, "step_init": 0.01},
+        {"loss": "huber", "huber_delta": 0.5},
+        {"loss": "lp", "lp_power": 3.0},
+        {"max_grad_norm": 0.5},
+        {"read": "before"},
+        {"forget_towards": "zero", "step_limit": None, "value_norm": None, "step_init": 0.01},
+        {"rule": "ttt"},
+        {"rule": "delta"},
+        {"rule": "gated_delta"},
         {"init": "random"},
         {"init": "zero_last"},
         {"init": "zero_first"},
-        {"init": "zero_first", "memory": MLP(depth=3, bias=True)},
+        {"init": "zero_first", "depth": 3, "bias": True},
         {"head_dim": 4},
         {"head_dim": 10, "value_dim": 3},
-        {"value_dim": 12, "memory": linear()},
+        {"value_dim": 12, "depth": 1},
     ],
 )
 def test_parts_can_be_switched(settings: dict) -> None:
@@ -289,7 +296,7 @@ def test_parts_can_be_switched(settings: dict) -> None:
 
 @pytest.mark.parametrize("conv_size", [0, 4])
 def test_keys_and_values_of_unequal_width(conv_size: int) -> None:
-    memory = layer(head_dim=10, value_dim=3, parts=Parts(conv_size=conv_size))
+    memory = layer(head_dim=10, value_dim=3, conv_size=conv_size)
     x, mask = tokens(), torch.ones(2, 21, dtype=torch.bool)
     whole, final = memory(x)
     with torch.no_grad():
@@ -313,8 +320,7 @@ def test_keys_and_values_of_unequal_width(conv_size: int) -> None:
 @pytest.mark.parametrize("written", ["first", "last"])
 def test_one_layer_alone_is_written(written: str, init: str, bias: bool) -> None:
     """The others are ordinary weights, learned or fixed, and the same after any text."""
-    options = ScanOptions(written=written, forget_towards="zero")  # type: ignore[arg-type]
-    memory = layer(init=init, memory=MLP(bias=bias), options=options)
+    memory = layer(init=init, bias=bias, written=written, forget_towards="zero", step_limit=None)
     start, after = memory.initial_state(2), memory.write(tokens())
     per_layer = 2 if bias else 1
     changed = [
@@ -333,7 +339,7 @@ def test_one_layer_alone_is_written(written: str, init: str, bias: bool) -> None
 
 
 def test_a_fixed_start_fixes_layers_that_are_not_written() -> None:
-    memory = layer(init="zero_first", options=ScanOptions(written="first"))
+    memory = layer(init="zero_first", written="first")
     assert not any(name.startswith("memory_") for name, _ in memory.named_parameters())
     assert {"memory_0", "memory_1"} <= memory.state_dict().keys()
     assert memory.memory_1.abs().max() > 0
@@ -341,7 +347,7 @@ def test_a_fixed_start_fixes_layers_that_are_not_written() -> None:
 
 def test_a_layer_that_is_not_written_is_taken_from_the_layer_not_from_the_state() -> None:
     """As in training with carried states: between two windows the optimiser has moved it."""
-    memory = layer(init="learned", options=ScanOptions(written="first"))
+    memory = layer(init="learned", written="first")
     _, state = memory(tokens())
     state = state.detach()
     with torch.no_grad():
@@ -354,8 +360,7 @@ def test_a_layer_that_is_not_written_is_taken_from_the_layer_not_from_the_state(
 
 
 def test_keys_start_one_token_back() -> None:
-    parts = Parts(key_lag=1)
-    memory = NeuralMemory(64, num_heads=1, parts=parts)
+    memory = NeuralMemory(64, num_heads=1, key_lag=1)
     starts = [c.weight.mean(1) for c in (memory.query_conv, memory.key_conv, memory.value_conv)]
     for start, place in zip(starts, (0, 1, 0), strict=True):
         expected = torch.eye(4)[place]
@@ -380,12 +385,15 @@ def test_an_empty_first_layer_is_written_first() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"value_dim": 0}, "value_dim must be at least 1, got 8 and 0"),
-        ({"value_dim": 4, "memory": residual_mlp()}, r"head_dim \(8\) and value_dim \(4\)"),
-        ({"value_dim": 4, "parts": NO_PROJ}, r"num_heads \* value_dim \(8\) must equal dim"),
-        ({"init": "zero_first", "memory": linear()}, "needs an MLP of two layers"),
-        ({"init": "zero_last", "options": ScanOptions(written="first")}, "no error reaches"),
-        ({"memory": SwiGLUMemory(8, 4), "options": ScanOptions(written="last")}, "needs an MLP"),
+        ({"value_dim": 0}, "value_dim must be at least 1, got 0"),
+        ({"value_dim": 4, "residual": True}, "head_dim is 8, value_dim 4"),
+        ({"value_dim": 4, "network": "gated"}, "head_dim is 8, value_dim 4"),
+        ({"init": "zero_first", "depth": 1}, "needs a depth of 2 or more"),
+        ({"init": "zero_last", "written": "first"}, "no error reaches"),
+        ({"network": "swiglu", "written": "last"}, "written='last' needs an MLP"),
+        ({"network": "swiglu", "init": "zero_first"}, "'zero_first' needs an MLP"),
+        ({"module": Own(), "depth": 1}, "depth=1 needs an MLP, and there is a Own"),
+        ({"dept": 1}, "unknown key dept; did you mean depth"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(settings: dict, message: str) -> None:
@@ -394,8 +402,8 @@ def test_shapes_that_do_not_fit_are_refused(settings: dict, message: str) -> Non
 
 
 def test_constant_gates_are_the_constants() -> None:
-    gates = GateSettings(kind="constant", forget_init=0.02, momentum_init=0.9, step_init=0.01)
-    memory = layer(gates=gates)
+    gates = {"gates": "constant", "forget_init": 0.02, "momentum_init": 0.9, "step_init": 0.01}
+    memory = layer(**gates)
     found, _ = memory.gates(
         tokens(), torch.zeros(2, dtype=torch.long), memory.initial_state(2).gate_past, None
     )
@@ -421,9 +429,8 @@ def test_repeated_tokens_are_stable_at_every_chunk_size(chunk_size: int, depth: 
     """The same token again and again, for at least eight chunks, with the strongest steps that the
     gates can make: a deep memory may overshoot at first, but it settles."""
     torch.manual_seed(1)
-    gates = GateSettings(step_init=0.99, momentum_init=0.9)
     memory = NeuralMemory(
-        16, num_heads=2, memory=MLP(depth=depth), chunk_size=chunk_size, gates=gates
+        16, num_heads=2, depth=depth, chunk_size=chunk_size, step_init=0.99, momentum_init=0.9
     )
     x = torch.randn(1, 1, 16).expand(1, max(512, 8 * chunk_size), 16)
     with torch.no_grad():
@@ -452,11 +459,12 @@ def test_autocast_keeps_the_state_in_float32() -> None:
         (lambda: NeuralMemory(10, num_heads=3), ValueError, "head_dim"),
         (lambda: NeuralMemory(8, chunk_size=0), ValueError, "chunk_size"),
         (lambda: NeuralMemory(8, init="ones"), ValueError, "ones"),
-        (lambda: NeuralMemory(8, head_dim=3, parts=NO_PROJ), ValueError, "equal dim"),
-        (lambda: MLP(depth=0), ValueError, "depth"),
-        (lambda: GateSettings(kind="row"), ValueError, "row"),
-        (lambda: GateSettings(step_init=2.0), ValueError, "step_max"),
-        (lambda: Parts(key_lag=4), ValueError, "key_lag must lie below"),
+        (lambda: MemoryConfig(depth=0), ValueError, "depth must be at least 1, got 0"),
+        (lambda: MemoryConfig(depth=1.5), ValueError, "depth must be of type int, got 1.5"),
+        (lambda: MemoryConfig(gates="row"), ValueError, "gates must be one of .* got 'row'"),
+        (lambda: MemoryConfig(step_init=2.0), ValueError, "step_max"),
+        (lambda: MemoryConfig(step_init=math.nan), ValueError, "step_init must be a finite"),
+        (lambda: MemoryConfig(key_lag=4), ValueError, "key_lag must be below conv_size"),
         (lambda: layer()(tokens()[:, :0]), ValueError, "empty"),
         (lambda: layer()(tokens(), layer().initial_state(3)), StateError, "3 rows"),
         (lambda: layer()(tokens(), layer("deep").initial_state(2)), StateError, "configuration"),
@@ -478,13 +486,17 @@ def test_wrong_width_is_refused() -> None:
 def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: int) -> None:
     """The short cut gives what the scan gives: reads, and the state to go on from."""
     torch.manual_seed(0)
-    memory = NeuralMemory(
-        12,
-        num_heads=2,
-        chunk_size=5,
-        parts=Parts(conv_size=conv_size),
-        gates=GateSettings(conv_size=conv_size),
-    ).double()
+    memory = (
+        NeuralMemory(
+            12,
+            num_heads=2,
+            chunk_size=5,
+            conv_size=conv_size,
+            gate_conv_size=conv_size,
+        )
+        .double()
+        .eval()
+    )
     x = torch.randn(3, 40, 12, dtype=torch.float64)
     parts = x.split([7, 2, 1, 11, 5, 14], dim=1)
     with torch.no_grad():
@@ -493,14 +505,26 @@ def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: in
         for part in parts[1:-1]:
             mask = torch.zeros(part.shape[:2], dtype=torch.bool)
             if how == "threshold":
-                memory.options = replace(memory.options, write_threshold=2.0)
+                memory.set_write_threshold(2.0)
             given = {} if how == "threshold" else {"write_mask": mask}
             short, left = memory(part, left, **given)
             full, right, _ = memory(part, right, return_surprise=True, **given)
             torch.testing.assert_close(short, full, atol=1e-12, rtol=0)
             for name, tensor in left.named_tensors().items():
                 torch.testing.assert_close(tensor, right.named_tensors()[name], atol=1e-12, rtol=0)
-        memory.options = replace(memory.options, write_threshold=None)
+        memory.set_write_threshold(None)
         after, _ = memory(parts[-1], left)
         wanted, _ = memory(parts[-1], right)
     torch.testing.assert_close(after, wanted, atol=1e-12, rtol=0)
+
+
+@pytest.mark.untyped
+def test_keyword_arguments_are_the_fields_of_the_config() -> None:
+    """`MemorySettings` names them for editors and type checkers."""
+    hints = typing.get_type_hints(MemoryConfig, include_extras=True)
+    assert typing.get_type_hints(MemorySettings, include_extras=True) == hints
+    config = MemoryConfig(num_heads=2, chunk_size=8, expansion=3)
+    memory = NeuralMemory(16, config, depth=1)
+    assert (memory.config.chunk_size, memory.config.depth, memory.head_dim) == (8, 1, 8)
+    assert isinstance(memory.config.expansion, float)
+    assert all(field.kw_only for field in fields(MemoryConfig))

@@ -5,20 +5,19 @@ import torch
 from torch import Tensor
 
 from support.parity import memory_inputs
-from titans import NeuralMemory, ScanOptions
-from titans.layers.memory import STABLE
+from titans import MemoryConfig, NeuralMemory
 from titans.ops import Gates, MemoryState, scan_memory, step
 from titans.ops.delta import scan_delta
 from titans.ops.online import scan_online
 
 NAN, INFINITY = float("nan"), float("inf")
-SKIP = ScanOptions(**{**vars(STABLE), "skip_nonfinite": True})
+STABLE = MemoryConfig().scan_options(training=True)
 STEPS = [NAN, INFINITY, -INFINITY]
 
 
-def layer(options: ScanOptions = STABLE) -> NeuralMemory:
+def layer(*, skip: bool = False) -> NeuralMemory:
     torch.manual_seed(0)
-    return NeuralMemory(16, num_heads=2, chunk_size=8, options=options)
+    return NeuralMemory(16, num_heads=2, chunk_size=8, skip_nonfinite=skip)
 
 
 def with_bad(x: Tensor, time: int, value: float) -> Tensor:
@@ -64,7 +63,7 @@ def test_the_gradients_of_what_came_before_are_as_without_it(time: int) -> None:
 
 @pytest.mark.parametrize("value", STEPS)
 def test_a_row_goes_on_without_the_token(value: float) -> None:
-    memory, x = layer(SKIP), torch.randn(2, 24, 16)
+    memory, x = layer(skip=True), torch.randn(2, 24, 16)
     mask = torch.ones(2, 24, dtype=torch.bool)
     mask[0, 5] = False
     wanted, after = memory(x, mask=mask)

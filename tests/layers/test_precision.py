@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from titans import NeuralMemory
 from titans.errors import StateError
-from titans.layers.gates import GateSettings
 from titans.ops import MemoryState
 
 HALF = [torch.bfloat16, torch.float16]
@@ -22,9 +21,10 @@ def made(kind: str) -> NeuralMemory:
     torch.manual_seed(0)
     if kind == "network":
         network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-        return NeuralMemory(16, num_heads=2, memory=network, chunk_size=8)
-    gates = GateSettings(kind="chunk", conv_size=3) if kind == "chunk gates" else GateSettings()
-    return NeuralMemory(16, num_heads=2, chunk_size=8, gates=gates)
+        return NeuralMemory(16, num_heads=2, module=network, chunk_size=8)
+    if kind == "chunk gates":
+        return NeuralMemory(16, num_heads=2, chunk_size=8, gates="chunk", gate_conv_size=3)
+    return NeuralMemory(16, num_heads=2, chunk_size=8)
 
 
 def half(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from titans import MLP, NeuralMemory
+from titans import NeuralMemory
 
 VOCAB = 64
 
@@ -67,7 +67,7 @@ def test_soak_of_64k_tokens(chunk_size: int) -> None:
     """Text-like tokens (a few frequent ones, many repeats), then a memory that still learns."""
     embed = torch.randn(256, 64)
     ids = (torch.distributions.Geometric(0.08).sample((65536,)) % 256).long()
-    memory = NeuralMemory(64, num_heads=2, memory=MLP(depth=2), chunk_size=chunk_size)
+    memory = NeuralMemory(64, num_heads=2, chunk_size=chunk_size)
     state = None
     for part in ids.split(4096):
         y, state = memory(embed[part][None], state)

@@ -12,7 +12,7 @@ def test_defaults_are_complete_for_every_variant() -> None:
     for variant in VARIANTS:
         config = TitansConfig(variant=variant)
         assert config.intermediate_size == 704
-        assert config.memory_head_dim * config.memory_num_heads == config.hidden_size
+        assert config.memory.head_dim * config.memory.num_heads == config.hidden_size
         assert TitansConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
@@ -20,20 +20,23 @@ def test_defaults_are_complete_for_every_variant() -> None:
     ("settings", "message"),
     [
         ({"variant": "mad"}, "variant must be one of lmm, mac"),
-        ({"chunk_sizes": 8}, "did you mean 'chunk_size'"),
-        ({"memory_gate_kernel": 4, "memory_gates": "constant"}, "memory_gate_kernel=4 has no"),
-        ({"memory_step_init": 0.2, "memory_step_max": 0.1}, r"must lie in \[0, memory_step_max"),
-        ({"memory_value_dim": 0}, "memory_value_dim must be at least 1, got 0"),
-        ({"memory_key_lag": 4}, r"memory_key_lag must be below memory_conv_kernel \(4\)"),
-        ({"memory_written": "second"}, "memory_written must be one of all, first, last"),
-        ({"memory_written": "first", "memory_rule": "ttt"}, "no effect with memory_rule='ttt'"),
-        ({"memory_written": "first", "memory_init": "zero_last"}, "no error reaches the layer"),
-        ({"memory_init": "zero_first", "memory_depth": 1}, "needs a memory_depth of 2 or more"),
+        ({"windows": 8}, "did you mean 'window'"),
+        ({"chunk_size": 8}, "chunk_size is now called memory.chunk_size"),
+        ({"memory_depth": 8}, "memory_depth is now called memory.depth"),
+        ({"memory": {"chunk_sizes": 8}}, "memory: unknown key chunk_sizes; did you mean chunk_s"),
+        ({"memory": {"gate_conv_size": 4, "gates": "constant"}}, "gate_conv_size=4 has no"),
+        ({"memory": {"step_init": 0.2, "step_max": 0.1}}, "between 0 and step_max"),
+        ({"memory": {"value_dim": 0}}, "memory: value_dim must be at least 1, got 0"),
+        ({"memory": {"key_lag": 4}}, r"key_lag must be below conv_size \(4\)"),
+        ({"memory": {"written": "second"}}, "written must be one of all, first, last"),
+        ({"memory": {"written": "first", "rule": "ttt"}}, "no effect with rule='ttt'"),
+        ({"memory": {"written": "first", "init": "zero_last"}}, "no error reaches the layer"),
+        ({"memory": {"init": "zero_first", "depth": 1}}, "needs a depth of 2 or more"),
+        ({"memory": {"num_heads": 3}}, r"the width \(256\) is no multiple .* num_heads \(3\)"),
+        ({"memory": 3}, "settings must be a mapping of options, got 3"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"hidden_size": 50, "num_attention_heads": 4}, "multiple of num_attention_heads"),
         ({"memory_layers": [0, 9]}, r"names layers \[9\]; this model has layers 0 to 3"),
-        ({"write_gate": "associative"}, "needs a surprise_threshold"),
-        ({"surprise_threshold": 0.1}, "has no effect with write_gate='none'"),
         ({"num_persistent": -1}, "num_persistent must be 0 or more"),
     ],
 )
@@ -55,15 +58,17 @@ def test_unknown_size_is_refused() -> None:
 
 
 def test_preset_takes_changes() -> None:
+    config = preset("nano", "mag", memory={"depth": 1})
+    assert (config.memory.depth, config.memory.chunk_size) == (1, 16)
     config = preset("nano", "mag", window=128, intermediate_size=96)
     assert (config.window, config.intermediate_size, config.variant) == (128, 96, "mag")
 
 
 def test_deep_memories_start_where_they_are_put() -> None:
-    assert [TitansConfig(memory_depth=d).memory_init for d in (1, 2, 3, 4)] == [
+    assert [TitansConfig(memory={"depth": d}).memory.init for d in (1, 2, 3, 4)] == [
         "learned",
         "learned",
         "random",
         "random",
     ]
-    assert TitansConfig(memory_depth=3, memory_init="learned").memory_init == "learned"
+    assert TitansConfig(memory={"depth": 3, "init": "learned"}).memory.init == "learned"

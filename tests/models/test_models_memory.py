@@ -75,7 +75,9 @@ def test_write_threshold_holds_outside_training_or_as_asked() -> None:
         frozen = model(ids).logits
         model.train()
         assert model(ids).memory_stats["written_share"].tolist() == [1.0, 1.0]
-        with_threshold = tiny_model("lmm", write_threshold=0.9, train_with_threshold=True).train()
+        with_threshold = tiny_model(
+            "lmm", memory={"write_threshold": 0.9, "train_with_threshold": True}
+        ).train()
         assert with_threshold(ids).memory_stats["written_share"].tolist() == [0.0, 0.0]
         model.eval()
         model.set_memory_mode("frozen")
@@ -87,7 +89,7 @@ def test_associative_gate_writes_what_surprises() -> None:
     shares = []
     # An untrained memory answers little: its loss lies around the squared length of a value, 16.
     for threshold in (0.0, 16.0, 1e6):
-        model = tiny_model("lmm-associative", surprise_threshold=threshold)
+        model = tiny_model("lmm-associative", memory={"surprise_threshold": threshold})
         with torch.no_grad():
             shares.append(model(ids).memory_stats["written_share"].mean().item())
     assert shares[0] == 1.0
@@ -138,7 +140,7 @@ def test_overfits_a_small_batch(case: str) -> None:
 @pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal"])
 @pytest.mark.parametrize("threshold", [None, 0.1, 0.9])
 def test_reading_without_reports_gives_the_same(case: str, threshold: float | None) -> None:
-    model, ids = tiny_model(case, write_threshold=threshold), tiny_tokens()
+    model, ids = tiny_model(case, memory={"write_threshold": threshold}), tiny_tokens()
     with torch.no_grad():
         wanted = model(ids)
         model.set_memory_report(False)
@@ -155,14 +157,14 @@ def test_a_deep_memory_trains_as_calmly_as_a_shallow_one() -> None:
         torch.manual_seed(0)
         config = TitansConfig(
             variant="mac", vocab_size=64, hidden_size=128, num_hidden_layers=2,
-            num_attention_heads=2, segment_len=32, chunk_size=16, **settings,
+            num_attention_heads=2, segment_len=32, memory=settings,
         )  # fmt: skip
         model = TitansForCausalLM(config)
         ids = torch.randint(64, (1, 256), generator=torch.Generator().manual_seed(1))
         model(ids, labels=ids).loss.backward()
         return nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
 
-    calm = gradient(memory_depth=2)
-    assert gradient(memory_depth=4) < 2 * calm
+    calm = gradient(depth=2)
+    assert gradient(depth=4) < 2 * calm
     # Values as long as a shallow memory's, which are four times as long.
-    assert gradient(memory_depth=4, memory_value_norm=16.0) > 10 * calm
+    assert gradient(depth=4, value_norm=16.0) > 10 * calm

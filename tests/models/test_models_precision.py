@@ -12,7 +12,10 @@ from titans.models import TitansForCausalLM
 
 HALF = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-RULES = {"gated delta": {"memory_rule": "gated_delta"}, "ttt": {"memory_rule": "ttt"}}
+RULES = {
+    "gated delta": {"memory": {"rule": "gated_delta"}},
+    "ttt": {"memory": {"rule": "ttt"}},
+}
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from support.models import tiny_config, tiny_model, tiny_tokens
-from titans.models.rules import build_memory
+from support.models import tiny_model, tiny_tokens
+from titans import NeuralMemory
 from titans.ops import Gates, MemoryState
 
 BATCH, TIME, HEADS, DIM = 2, 9, 2, 8
@@ -27,7 +27,7 @@ def test_delta_rules_match_the_published_recurrence(rule: str) -> None:
     (queries, keys, values), gates = inputs()
     if rule == "delta":
         gates = gates._replace(forget_gate=torch.zeros_like(gates.forget_gate))
-    memory = build_memory(tiny_config("lmm", memory_rule=rule)).double()
+    memory = NeuralMemory(DIM * HEADS, num_heads=HEADS, rule=rule).double()
     state = MemoryState.from_parameters(memory.initial_memory, BATCH)
     got, _, _ = memory._scan((queries, keys, values), gates, state, None, None, True)
     for row in range(BATCH):
@@ -44,7 +44,7 @@ def test_delta_rules_match_the_published_recurrence(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta"])
 def test_rules_stream_and_are_causal(rule: str) -> None:
-    model, ids = tiny_model("mag", memory_rule=rule), tiny_tokens(time=15)
+    model, ids = tiny_model("mag", memory={"rule": rule}), tiny_tokens(time=15)
     cache = model.new_cache(2)
     with torch.no_grad():
         whole = model(ids).logits
@@ -56,7 +56,7 @@ def test_rules_stream_and_are_causal(rule: str) -> None:
 
 
 def test_ttt_has_neither_momentum_nor_forgetting() -> None:
-    model, ids = tiny_model("lmm", memory_rule="ttt"), tiny_tokens()
+    model, ids = tiny_model("lmm", memory={"rule": "ttt"}), tiny_tokens()
     with torch.no_grad():
         stats = model(ids).memory_stats
     assert stats["momentum_decay"].tolist() == [0.0, 0.0]

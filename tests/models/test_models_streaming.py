@@ -199,11 +199,14 @@ def test_cache_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_cache_from_before_gates_could_look_back_fits(tmp_path: Path) -> None:
     path, model = tmp_path / "state.safetensors", tiny_model("mac")
     cache = model.new_cache(1)
-    del cache.layout["memory_gate_kernel"]
+    # As of before the memory's settings had a section, and before gates could look back.
+    flat = {"write_gate": "none", "chunk_size": 4, "memory_num_heads": 2, "memory_head_dim": 8}
+    kept = {name: value for name, value in cache.layout.items() if "." not in name}
+    cache.layout = {**kept, **flat, "mixer_conv_kernel": kept.pop("mixer_conv_size")}
     cache.save(path)
     TitansCache.load(path).check_fits(model.config)
-    with pytest.raises(StateError, match="memory_gate_kernel=0, this model has 3"):
-        TitansCache.load(path).check_fits(tiny_model("mac", memory_gate_kernel=3).config)
+    with pytest.raises(StateError, match=r"memory\.gate_conv_size=0, this model has 3"):
+        TitansCache.load(path).check_fits(tiny_model("mac", memory={"gate_conv_size": 3}).config)
 
 
 def test_damaged_cache_file_is_refused(tmp_path: Path) -> None:

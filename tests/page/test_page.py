@@ -24,7 +24,7 @@ def record(
     scores: Mapping[int, float],
     *,
     sweep: str = "",
-    rule: str = "titans",
+    rule: str = "chunk",
     **options: object,
 ) -> Record:
     """A record of a task with an accuracy at each length."""
@@ -34,7 +34,7 @@ def record(
         num_parameters=1,
         vocab_size=8,
         digest="-",
-        settings={"memory_rule": rule, "minutes": 1.0},
+        settings={"memory": {"rule": rule}, "minutes": 1.0},
     )
     return Record(
         task="s-niah",
@@ -121,7 +121,7 @@ OURS = {"task": "s-niah", "model": "a"}
         ({"ours": OURS, "than": {"model": "c"}}, ("50.0 against 75.0 (c)", "missed")),
         ({"ours": {**OURS, "model": "none"}, "least": 0}, ("no record", "missed")),
         (
-            {"ours": OURS, "than": {"model": "b"}, "same": ["memory_rule"]},
+            {"ours": OURS, "than": {"model": "b"}, "same": ["memory.rule"]},
             ("50.0, nothing to compare with", "missed"),
         ),
         (

@@ -16,7 +16,9 @@ from tools.stages import read_stage, read_stages
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(folder.name for folder in (ROOT / "checkpoints").iterdir())
 BASE = """
-model: {variant: lmm, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1, chunk_size: 8}
+model:
+  {variant: lmm, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 1,
+   memory: {chunk_size: 8}}
 data: {source: needle, sequence_len: 48, mixture: [{length: 48, num_needles: 2}]}
 train: {steps: 2, batch_size: 2, warmup_steps: 1}
 log: {every: 1, held_out_every: 0, tensorboard: false}
@@ -33,17 +35,17 @@ def test_a_run_is_shipped_with_its_log_and_card(
     words = ["eval", "needle", "--model", str(run / "checkpoints" / "last"), "--lengths", "64"]
     record = str(results / "needle" / "small.json")
     assert main([*words, "--samples", "3", "--num-needles", "2", "--json", record]) == 0
-    settings: dict[str, object] = {"write_threshold": 0.05}
+    settings: dict[str, object] = {"memory": {"write_threshold": 0.05}}
     ship.ship(run, target, earlier=[run], settings=settings, with_words=True, results=results)
     subject = ModelSubject.load(target)
-    assert subject.config.write_threshold == 0.05
+    assert subject.config.memory.write_threshold == 0.05
     assert subject.encode("RECALL alice").tolist() == [2, 3]
     card = (target / "README.md").read_text()
     for shown in (
         "| needle, with distractors | 64 |",
         "4 steps",
         "2 runs",
-        "`write_threshold=0.05`",
+        "`memory.write_threshold=0.05`",
         "| training text | none: made of tokens |",
         "| tokenizer | the task's own words (131 entries); trained on tokens |",
         "bytes at every length",

@@ -1,49 +1,39 @@
 """Tiny models of every variant, whose borders (chunk, segment, window) all fall inside a test."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from titans.models import TitansConfig, TitansForCausalLM
 
 VOCAB = 50
-CASES: dict[str, dict[str, object]] = {
+CASES: dict[str, dict[str, Any]] = {
     "lmm": {"variant": "lmm"},
     "mac": {"variant": "mac"},
     "mac-product": {"variant": "mac", "mac_gate": "product"},
     "mac-normalised": {"variant": "mac", "mac_gate": "normalised"},
     "mac-one-layer": {"variant": "mac", "memory_layers": [1]},
-    "mac-uneven": {"variant": "mac", "chunk_size": 3, "segment_len": 7},
+    "mac-uneven": {"variant": "mac", "memory": {"chunk_size": 3}, "segment_len": 7},
     "mag": {"variant": "mag"},
     "mag-paper": {"variant": "mag", "mag_gate": "paper"},
-    "mag-one-layer": {"variant": "mag", "memory_layers": [0], "mixer_conv_kernel": 0},
-    "mag-chunk-gates": {"variant": "mag", "memory_gates": "chunk"},
-    "mag-look-back": {"variant": "mag", "memory_gate_kernel": 3},
+    "mag-one-layer": {"variant": "mag", "memory_layers": [0], "mixer_conv_size": 0},
+    "mag-chunk-gates": {"variant": "mag", "memory": {"gates": "chunk"}},
+    "mag-look-back": {"variant": "mag", "memory": {"gate_conv_size": 3}},
     "mal": {"variant": "mal"},
     "mal-one-layer": {"variant": "mal", "memory_layers": [1]},
-    "lmm-narrow-values": {"variant": "lmm", "memory_value_dim": 3, "memory_init": "zero_first"},
-    "lmm-first-layer": {"variant": "lmm", "memory_written": "first"},
+    "lmm-narrow-values": {"variant": "lmm", "memory": {"value_dim": 3, "init": "zero_first"}},
+    "lmm-first-layer": {"variant": "lmm", "memory": {"written": "first"}},
     "mal-bare": {
         "variant": "mal",
         "num_persistent": 0,
-        "memory_conv_kernel": 0,
-        "mixer_conv_kernel": 0,
+        "memory": {"conv_size": 0},
+        "mixer_conv_size": 0,
     },
-    "lmm-associative": {
-        "variant": "lmm",
-        "write_gate": "associative",
-        "surprise_threshold": 1.0,
-    },
-    "mac-predictive": {
-        "variant": "mac",
-        "write_gate": "predictive",
-        "surprise_threshold": 0.3,
-    },
-    "mag-predictive": {
-        "variant": "mag",
-        "write_gate": "predictive",
-        "surprise_threshold": 0.3,
-    },
-    "lmm-threshold": {"variant": "lmm", "write_threshold": 0.1},
+    "lmm-associative": {"variant": "lmm", "memory": {"surprise_threshold": 1.0}},
+    "mac-predictive": {"variant": "mac", "predictor_threshold": 0.3},
+    "mag-predictive": {"variant": "mag", "predictor_threshold": 0.3},
+    "lmm-threshold": {"variant": "lmm", "memory": {"write_threshold": 0.1}},
     "transformer": {"variant": "transformer"},
     "swa": {"variant": "swa"},
 }
@@ -52,8 +42,9 @@ CASES: dict[str, dict[str, object]] = {
 VARIANTS = ("lmm", "mac", "mag", "mal", "transformer", "swa")
 
 
-def tiny_config(case: str, **changes: object) -> TitansConfig:
-    settings: dict[str, object] = {
+def tiny_config(case: str, **changes: Any) -> TitansConfig:
+    """A tiny model of a case; of its memory, only what `memory` names is changed."""
+    settings: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -61,16 +52,16 @@ def tiny_config(case: str, **changes: object) -> TitansConfig:
         "intermediate_size": 24,
         "window": 6,
         "segment_len": 8,
-        "chunk_size": 4,
         "num_persistent": 3,
         # Far from the usual small scale, so that every path matters in comparisons.
         "initializer_range": 0.3,
     }
-    return TitansConfig(**{**settings, **CASES[case], **changes})
+    memory = {"chunk_size": 4, **CASES[case].get("memory", {}), **changes.get("memory", {})}
+    return TitansConfig(**{**settings, **CASES[case], **changes, "memory": memory})
 
 
 def tiny_model(
-    case: str, *, dtype: torch.dtype = torch.float64, **changes: object
+    case: str, *, dtype: torch.dtype = torch.float64, **changes: Any
 ) -> TitansForCausalLM:
     torch.manual_seed(0)
     return TitansForCausalLM(tiny_config(case, **changes)).to(dtype).eval()

@@ -31,7 +31,7 @@ def tiny_config(folder: Path, *settings: str, variant: str = "swa") -> RunConfig
             "num_attention_heads": 2,
             "window": 8,
             "segment_len": 8,
-            "chunk_size": 4,
+            "memory": {"chunk_size": 4},
             "num_persistent": 1,
         },
         "data": {

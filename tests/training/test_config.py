@@ -71,7 +71,7 @@ def reduced(path: Path, folder: Path) -> RunConfig:
         "model.num_attention_heads=2",
         "model.window=16",
         "model.segment_len=16",
-        "model.chunk_size=8",
+        "model.memory.chunk_size=8",
         "model.num_persistent=2",
         f"data.cache_dir={folder / 'cache'}",
         "data.sequence_len=32",
@@ -118,9 +118,9 @@ def test_reference_size() -> None:
     config = load_config(FOLDER / "titans.yaml")
     model = model_config(config.model, vocab_size=49_152)
     assert (model.variant, model.hidden_size, model.num_hidden_layers) == ("mag", 2048, 24)
-    assert (model.num_attention_heads, model.memory_head_dim, model.memory_depth) == (16, 128, 2)
-    assert model.memory_head_dim * model.memory_expansion == 256
-    assert (model.memory_step_init, model.surprise_threshold) == (0.01, 0.1)
+    assert (model.num_attention_heads, model.memory.head_dim, model.memory.depth) == (16, 128, 2)
+    assert model.memory.head_dim * model.memory.expansion == 256
+    assert (model.memory.step_init, model.memory.surprise_threshold) == (0.01, 0.1)
     with torch.device("meta"):
         count = sum(p.numel() for p in TitansForCausalLM(model).parameters())
     said = float((FOLDER / "titans.yaml").read_text().split("billion")[0].split()[-1])

@@ -23,7 +23,11 @@ from training.runs import timeless, tiny_config
 
 STAGES = (
     {"train": {"steps": 6}},
-    {"train": {"steps": 9, "write_cost": 1.0}, "model": {"write_threshold": 1e-4}, "seed": 1},
+    {
+        "train": {"steps": 9, "write_cost": 1.0},
+        "model": {"memory": {"write_threshold": 1e-4}},
+        "seed": 1,
+    },
 )
 
 
@@ -55,7 +59,8 @@ def test_stages_follow_each_other(tmp_path: Path) -> None:
     Trainer(tiny_config(tmp_path / "b", *shared, variant="mac")).fit()
     later = (
         f"start_from={tmp_path / 'b/run/stage-1/checkpoints/last'}", "train.steps=9", "seed=1",
-        "train.write_cost=1", "model.write_threshold=1e-4", f"out={tmp_path / 'b/run/stage-2'}",
+        "train.write_cost=1", "model.memory.write_threshold=1e-4",
+        f"out={tmp_path / 'b/run/stage-2'}",
     )  # fmt: skip
     Trainer(tiny_config(tmp_path / "b", *later, variant="mac")).fit()
     assert_same_training(tmp_path / "a", tmp_path / "b")
@@ -123,7 +128,10 @@ def test_settings_reach_all_stages_or_one(tmp_path: Path) -> None:
     path = write(tmp_path)
     first, second = load_config(path).runs()
     assert (first.train.steps, second.train.steps) == (6, 9)
-    assert (first.model.get("write_threshold"), second.model["write_threshold"]) == (None, 1e-4)
+    assert [run.model["memory"] for run in (first, second)] == [
+        {"chunk_size": 4},
+        {"chunk_size": 4, "write_threshold": 1e-4},
+    ]
     assert (first.start_from, second.start_from) == (None, first.out)
     assert [run.seed for run in (first, second)] == [0, 1]
     config = load_config(path, ["train.steps=3", "seed=5", "stages.2.data.task={}", "out=there"])

@@ -226,7 +226,7 @@ def test_a_run_starts_from_the_weights_of_another(
 
 @pytest.mark.parametrize("mode", ["full", "truncated"])
 def test_gradient_modes_train(mode: str, tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, f"model.memory_gradient={mode}", variant="lmm")
+    config = tiny_config(tmp_path, f"model.memory.gradient={mode}", variant="lmm")
     assert Trainer(config).fit().skipped_steps == 0
 
 
@@ -296,7 +296,7 @@ def test_a_gradient_that_jumps_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_memory_that_forgets_too_fast_is_told_once(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "model.memory_forget_init=0.2", variant="mac")
+    config = tiny_config(tmp_path, "model.memory.forget_init=0.2", variant="mac")
     log = read_log(Trainer(config).fit().folder)
     (warning,) = [r for r in log if r["kind"] == "warning"]
     assert "fewer than the 8 of a segment" in str(warning["text"])

@@ -114,7 +114,7 @@ def _declare_options(parser: argparse.ArgumentParser, name: str) -> None:
             action="append",
             default=[],
             metavar="FIELD=VALUE",
-            help="change the model's configuration for inference, e.g. write_threshold=0.05",
+            help="change the model's configuration for inference, e.g. memory.write_threshold=0.05",
         )
 
 

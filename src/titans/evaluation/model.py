@@ -21,6 +21,7 @@ from titans.evaluation.lengths import format_length
 from titans.evaluation.record import ModelCard
 from titans.models import TitansCache, TitansConfig, TitansForCausalLM
 from titans.models.checkpoint import find_checkpoint, load_config, load_model, load_tokenizer
+from titans.models.upgrade import refuse_flat
 from titans.settings import check_keys, convert
 from titans.tasks.task import IntArray, Reading
 
@@ -66,7 +67,8 @@ class ModelSubject:
         """A checkpoint folder as `save_pretrained` writes it.
 
         Args:
-            settings: fields of the configuration to change for inference (`write_threshold`).
+            settings: fields of the configuration to change for inference, such as
+                `{"memory": {"write_threshold": 0.05}}`.
         """
         folder = find_checkpoint(path)
         model = load_model(folder, with_settings(load_config(folder), settings or {}))
@@ -243,10 +245,13 @@ def with_settings(config: TitansConfig, settings: dict[str, object]) -> TitansCo
     """The configuration with some fields changed for inference; wrong ones are refused."""
     if not settings:
         return config
-    hints = get_annotations(TitansConfig)
+    hints = {**get_annotations(TitansConfig), "memory": dict[str, object]}
+    refuse_flat(settings)
     check_keys(settings, hints)
     values = {field: convert(value, hints[field], field) for field, value in settings.items()}
-    return TitansConfig.from_dict({**config.to_dict(), **values})
+    plain = config.to_dict()
+    plain["memory"] |= values.pop("memory", {})
+    return TitansConfig.from_dict({**plain, **values})
 
 
 def _pad_left(prompts: Sequence[IntArray]) -> tuple[Tensor, Tensor | None]:

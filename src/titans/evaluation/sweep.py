@@ -36,7 +36,7 @@ class Row:
 
     name: str
     set: tuple[str, ...] = ()
-    """Settings of the run on top of the base: `model.memory_depth=1`."""
+    """Settings of the run on top of the base: `model.memory.depth=1`."""
 
     @property
     def plain_name(self) -> str:

@@ -132,7 +132,7 @@ def _with_depth(config: TitansConfig, depth: int | None) -> TitansConfig:
         return copy.deepcopy(config)
     if not config.has_memory:
         raise ConfigError(f"the variant {config.variant} has no memory whose depth could vary")
-    return with_settings(config, {"memory_depth": depth})
+    return with_settings(config, {"memory": {"depth": depth}})
 
 
 def _without_memory(config: TitansConfig) -> TitansConfig | None:

@@ -1,17 +1,16 @@
 """The gates of the memory: how much to forget, to keep of past surprise, to write."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from titans.layers.memory_config import MemoryConfig
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates
 
-GateKind = Literal["token", "chunk", "constant"]
 LOOK_BACK_CHANNELS = 4
 """Numbers per token and head that gates remember of the tokens before."""
 
@@ -20,96 +19,54 @@ class GatePast(NamedTuple):
     """What gates look back at."""
 
     held: Float[Tensor, "batch 3 heads"]
-    """The open chunk's gates (`GateSettings.kind = "chunk"`)."""
+    """The open chunk's gates (`gates: chunk`)."""
     tail: Float[Tensor, "batch past channels"]
-    """Last inputs of the gates' convolution (`GateSettings.conv_size`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateSettings:
-    """How the gates are made, and where they start."""
-
-    kind: GateKind = "token"
-    """`token`: from each token. `chunk`: from the first token of a chunk, held for the whole of
-    it. `constant`: the initial values, for good."""
-    forget_init: float = 5e-4
-    """Initial alpha. Keep 1 / alpha above the lengths trained on: faster forgetting than that
-    is never unlearned."""
-    momentum_init: float = 0.5
-    """Initial eta."""
-    step_init: float = 0.1
-    """Initial step: theta / (1 - eta), what a write comes to with the momentum that repeats it."""
-    step_max: float = 1.0
-    """Largest step."""
-    use_forgetting: bool = True
-    """Off: alpha = 0."""
-    use_momentum: bool = True
-    """Off: eta = 0."""
-    conv_size: int = 0
-    """Width of a causal convolution through which gates see the tokens before; 0: a gate sees its
-    own token alone, and cannot tell the same token in two places apart (docs/log/memory.md)."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("token", "chunk", "constant"):
-            raise ValueError(f"gates must be token, chunk or constant, got {self.kind!r}")
-        for name in ("forget_init", "momentum_init"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        if not 0 <= self.step_init <= self.step_max:
-            raise ValueError(
-                f"step_init must lie in [0, step_max = {self.step_max}], got {self.step_init}"
-            )
-        if self.conv_size < 0:
-            raise ValueError(f"conv_size must be 0 (none) or more, got {self.conv_size}")
-        if self.conv_size and self.kind == "constant":
-            raise ValueError(
-                f"constant gates see no token: conv_size must be 0, got {self.conv_size}"
-            )
+    """Last inputs of the gates' convolution (`gate_conv_size`)."""
 
 
 class MemoryGates(nn.Module):
-    """Linear + sigmoid, one number per token and head; biases set by `GateSettings`.
+    """Linear + sigmoid, one number per token and head; biases give the initial gates.
 
     With a convolution, `linear(x_t) + linear(silu(conv(linear(x))_t))` instead of `linear(x_t)`.
     """
 
-    def __init__(self, dim: int, num_heads: int, chunk_size: int, settings: GateSettings) -> None:
+    def __init__(self, dim: int, config: MemoryConfig) -> None:
         super().__init__()
-        self.settings = settings
-        self.num_heads = num_heads
-        self.chunk_size = chunk_size
+        assert config.num_heads is not None, "resolved"
+        self.num_heads, self.chunk_size = config.num_heads, config.chunk_size
+        self.kind, self.conv_size = config.gates, config.gate_conv_size
+        self.step_max = config.step_max
         # Plain numbers, not a buffer: a layer made on the meta device must not lose them.
         self.start = (
-            settings.forget_init,
-            settings.momentum_init,
-            settings.step_init / settings.step_max if settings.step_max else 0.0,
+            config.forget_init,
+            config.momentum_init,
+            config.step_init / config.step_max if config.step_max else 0.0,
         )
-        self.used = (settings.use_forgetting, settings.use_momentum, True)
-        if settings.kind != "constant":
-            self.proj = nn.Linear(dim, sum(self.used) * num_heads)
-            if settings.conv_size:
-                self.past_proj = nn.Linear(dim, LOOK_BACK_CHANNELS * num_heads)
-                self.past_conv = ShortConv(LOOK_BACK_CHANNELS * num_heads, settings.conv_size)
-                self.past_out = nn.Linear(
-                    LOOK_BACK_CHANNELS * num_heads, self.proj.out_features, bias=False
-                )
+        self.used = (config.forgetting, config.momentum, True)
+        if self.kind != "constant":
+            self.proj = nn.Linear(dim, sum(self.used) * self.num_heads)
+            if self.conv_size:
+                channels = LOOK_BACK_CHANNELS * self.num_heads
+                self.past_proj = nn.Linear(dim, channels)
+                self.past_conv = ShortConv(channels, self.conv_size)
+                self.past_out = nn.Linear(channels, self.proj.out_features, bias=False)
             self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Weights near zero and biases that give the initial gates."""
-        if self.settings.kind == "constant":
+        if self.kind == "constant":
             return
         nn.init.normal_(self.proj.weight, std=0.02)
         start = [s for s, used in zip(self.start, self.used, strict=True) if used]
         logits = [math.log(p / (1 - p)) for p in (min(max(s, 1e-6), 1 - 1e-6) for s in start)]
         self.proj.bias.copy_(torch.tensor(logits).repeat_interleave(self.num_heads))
-        if self.settings.conv_size:
+        if self.conv_size:
             nn.init.normal_(self.past_out.weight, std=0.02)
 
     def initial_past(self, batch: int, like: Tensor) -> GatePast:
         """Before the first token, in the type and on the device of `like`."""
-        size = self.settings.conv_size
+        size = self.conv_size
         channels = LOOK_BACK_CHANNELS * self.num_heads if size else 0
         return GatePast(
             like.new_zeros(batch, 3, self.num_heads),
@@ -132,24 +89,24 @@ class MemoryGates(nn.Module):
         """
         held, tail = past
         values, tail = self._values(x, tail, count)
-        if self.settings.kind == "chunk":
+        if self.kind == "chunk":
             values, held = self._hold(values, position, held, count)
         alpha, eta, step = values.unbind(2)
         # Momentum then decides when a write arrives, not how much: otherwise training drives eta
         # to one, where the stabiliser holds every write down (docs/decisions/0003-stabiliser.md).
-        theta = step * self.settings.step_max * (1 - eta)
+        theta = step * self.step_max * (1 - eta)
         return Gates(alpha, eta, theta), GatePast(held, tail)
 
     def _values(self, x: Tensor, tail: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
         """alpha, eta, step / step_max as `[batch time 3 heads]`, and the next tail."""
         batch, time = x.shape[:2]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        if self.settings.kind == "constant":
+        if self.kind == "constant":
             values = [s if used else 0.0 for s, used in zip(self.start, self.used, strict=True)]
             row = torch.tensor(values, device=x.device, dtype=dtype)
             return row[None, None, :, None].expand(batch, time, 3, self.num_heads), tail
         logits = self.proj(x)
-        if self.settings.conv_size:
+        if self.conv_size:
             raw = self.past_proj(x)
             logits = logits + self.past_out(nn.functional.silu(self.past_conv(raw, tail)))
             tail = next_tail(raw, tail, count)

@@ -6,32 +6,31 @@ anything that comes as `[batch, time, dim]`. Paper: sections 3.1 and 4.4.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from titans import ops
-from titans.errors import StateError
-from titans.layers.gates import GateSettings, MemoryGates
-from titans.layers.memory_init import MEMORY_INITS, MemoryInit, default_init, passes_no_error
-from titans.layers.memory_networks import LAYER_GAIN, MLP
-from titans.layers.memory_parts import Parts
+from titans.errors import ConfigError, StateError
+from titans.layers.gates import MemoryGates
+from titans.layers.memory_config import DELTA_RULES, MemoryConfig, MemorySettings
+from titans.layers.memory_networks import LAYER_GAIN, NETWORKS, mlp_parameters
 from titans.layers.memory_state import NeuralMemoryState
 from titans.layers.nonfinite import lose, without_nonfinite
 from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
+from titans.ops.delta import scan_delta
 from titans.ops.generic import NetworkMemory
 from titans.ops.state import widened
 from titans.ops.writes import may_act
+from titans.settings import check_keys
 
-STABLE = ScanOptions(forget_towards="initial", step_limit=1.0)
-"""The layer's default: stable at every chunk size (docs/decisions/0003-stabiliser.md) and never
-dead (docs/decisions/0004-forgetting.md). `ScanOptions()` is the paper's bare recurrence."""
-
+SMALLEST_DECAY = 1e-6
+"""1 - alpha is kept above this where it divides."""
 PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
 
@@ -39,117 +38,85 @@ PIECE_TOKENS = 4096
 class NeuralMemory(nn.Module):
     """A memory whose weights learn while it reads.
 
+        NeuralMemory(64, num_heads=2, chunk_size=16)
+        NeuralMemory(64, MemoryConfig(num_heads=2, chunk_size=16))      # the same
+
     Args:
         dim: width of the input and the output.
-        num_heads: memories side by side, each with its own weights and gates.
-        head_dim: width of a head; `dim // num_heads` by default.
-        value_dim: width of a head's values; `head_dim` by default, which then is the keys' alone.
-        memory: the network that is written: an `MLP`, or any module that maps
-            `[..., head_dim]` to `[..., value_dim]` (slower; titans.layers.memory_networks).
-        chunk_size: tokens whose gradients are taken at the same weights; 1 is the exact
-            online rule, larger is faster.
-        gates: how forgetting, momentum and step size are made.
-        parts: which of the paper's parts are used.
-        init: initial weights of the memory: learned; random and fixed; learned with a last layer
-            of zeros (zero_last); or fixed with a first layer of zeros and orthogonal ones behind it
-            (zero_first), so that writes go into the first, nearly as into a matrix. With either
-            of these an empty memory reads zero. What is fixed stays as it starts also where it is
-            not written (`options.written`). By default learned, and random for an `MLP` of
-            three layers or more (docs/decisions/0003-stabiliser.md).
-        options: what the scan does beyond the plain recurrence.
+        config: every setting of the memory; the defaults if it is left out.
+        module: a network of your own as the memory: any module that maps `[..., head_dim]` to
+            `[..., value_dim]` (slower than an MLP; titans.layers.memory_networks has examples).
+        settings: fields of `MemoryConfig`, in place of `config` or on top of it.
     """
 
     def __init__(
         self,
         dim: int,
+        config: MemoryConfig | None = None,
         *,
-        num_heads: int = 4,
-        head_dim: int | None = None,
-        value_dim: int | None = None,
-        memory: MLP | nn.Module = MLP(),  # noqa: B008 (frozen)
-        chunk_size: int = 64,
-        gates: GateSettings = GateSettings(),  # noqa: B008 (frozen)
-        parts: Parts = Parts(),  # noqa: B008 (frozen)
-        init: MemoryInit | None = None,
-        options: ScanOptions = STABLE,
+        module: nn.Module | None = None,
+        **settings: Unpack[MemorySettings],
     ) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1:
-            raise ValueError(f"dim and num_heads must be at least 1, got {dim} and {num_heads}")
-        if head_dim is None:
-            if dim % num_heads:
-                raise ValueError(f"dim {dim} does not divide into {num_heads} heads; give head_dim")
-            head_dim = dim // num_heads
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-        depth = memory.depth if isinstance(memory, MLP) else 0
-        if init is None:
-            init = default_init(depth)
-        if init not in MEMORY_INITS:
-            raise ValueError(f"init must be one of {', '.join(MEMORY_INITS)}; got {init!r}")
-        if init == "zero_first" and depth < 2:
-            raise ValueError("init='zero_first' needs an MLP of two layers or more")
-        if options.written != "all" and depth == 0:
-            raise ValueError(f"written={options.written!r} needs an MLP; use written='all'")
-        if passes_no_error(options.written, init, depth):
-            raise ValueError(
-                f"nothing could ever be written: with init={init!r} no error reaches the "
-                f"{options.written} layer; choose another init"
-            )
-        value_dim = head_dim if value_dim is None else value_dim
-        if head_dim < 1 or value_dim < 1:
-            raise ValueError(
-                f"head_dim and value_dim must be at least 1, got {head_dim} and {value_dim}"
-            )
-        inner, value_inner = num_heads * head_dim, num_heads * value_dim
-        if not parts.output_proj and value_inner != dim:
-            raise ValueError(
-                f"without output_proj, num_heads * value_dim ({value_inner}) must equal dim ({dim})"
-            )
-        self.dim, self.num_heads = dim, num_heads
-        self.head_dim, self.value_dim = head_dim, value_dim
-        self.chunk_size, self.parts = chunk_size, parts
-        length = parts.value_norm
-        self.value_length = None if length is None else length * 0.5 ** max(0, depth - 2)
+        if dim < 1:
+            raise ConfigError(f"dim must be at least 1, got {dim}")
+        check_keys(settings, MemorySettings.__annotations__)
+        config = replace(config or MemoryConfig(), **settings)
+        if module is not None:
+            config.check_network(f"a {type(module).__name__}")
+        self.dim = dim
+        self.config = config = config.as_published().resolve(dim)
+        self.num_heads, self.head_dim = int(config.num_heads or 0), int(config.head_dim or 0)
+        self.value_dim, self.chunk_size = config.value_dim or self.head_dim, config.chunk_size
+        self.value_length = config.value_norm
+        if config.value_norm is not None and module is None:
+            self.value_length = config.value_norm * 0.5 ** max(0, config.depth - 2)
+        self._set_options()
 
-        self.query_proj = nn.Linear(dim, inner, bias=parts.bias)
-        self.key_proj = nn.Linear(dim, inner, bias=parts.bias)
-        self.value_proj = nn.Linear(dim, value_inner, bias=parts.bias)
-        if parts.conv_size:
-            own = None if parts.key_lag is None else 0
-            self.query_conv = ShortConv(inner, parts.conv_size, own)
-            self.key_conv = ShortConv(inner, parts.conv_size, parts.key_lag)
-            self.value_conv = ShortConv(value_inner, parts.conv_size, own)
-        self.gates = MemoryGates(dim, num_heads, chunk_size, gates)
-        if parts.output_norm:
-            self.output_norm = RMSNorm(value_dim)
-        if parts.output_gate:
-            self.output_gate = nn.Linear(dim, value_inner, bias=False)
-        if parts.output_proj:
-            self.output_proj = nn.Linear(value_inner, dim, bias=False)
-        self.network = None if isinstance(memory, MLP) else NetworkMemory(memory)
-        self._has_bias = isinstance(memory, MLP) and memory.bias
-        if isinstance(memory, MLP) and memory.residual:
-            if head_dim != value_dim:
-                raise ValueError(
-                    f"a residual memory adds the key to the value: head_dim ({head_dim}) and "
-                    f"value_dim ({value_dim}) must be equal"
-                )
-            options = replace(options, residual=True)
-        self.options = replace(options, momentum=options.momentum and gates.use_momentum)
-        self._set_initial_memory(memory, init)
+        keys, _, values = self._widths
+        self.query_proj = nn.Linear(dim, keys, bias=False)
+        self.key_proj = nn.Linear(dim, keys, bias=False)
+        self.value_proj = nn.Linear(dim, values, bias=False)
+        if config.conv_size:
+            own = None if config.key_lag is None else 0
+            self.query_conv = ShortConv(keys, config.conv_size, own)
+            self.key_conv = ShortConv(keys, config.conv_size, config.key_lag)
+            self.value_conv = ShortConv(values, config.conv_size, own)
+        self.gates = MemoryGates(dim, config)
+        self.output_norm = RMSNorm(self.value_dim)
+        self.output_gate = nn.Linear(dim, values, bias=False)
+        self.output_proj = nn.Linear(values, dim, bias=False)
+        if module is None and config.network != "mlp":
+            hidden = max(1, round(self.head_dim * config.expansion))
+            module = NETWORKS[config.network](self.head_dim, hidden)
+        self.network = None if module is None else NetworkMemory(module)
+        self._set_initial_memory()
 
-    def _set_initial_memory(self, memory: MLP | nn.Module, init: MemoryInit) -> None:
+    def set_write_threshold(self, threshold: float | None) -> None:
+        """Write only tokens whose step size reaches this; None: all (`write_threshold`)."""
+        self.config = replace(self.config, write_threshold=threshold)
+        self._set_options()
+
+    def _set_options(self) -> None:
+        self._reading_options = self.config.scan_options(training=False)
+        self._training_options = self.config.scan_options(training=True)
+
+    @property
+    def options(self) -> ScanOptions:
+        """What the scan is asked to do: in training, a write threshold may not hold."""
+        return self._training_options if self.training else self._reading_options
+
+    def _set_initial_memory(self) -> None:
         """M_0: parameters, or buffers if they are not to be learned."""
-        if isinstance(memory, MLP):
-            parameters = memory.initial_parameters(self.num_heads, self.head_dim, self.value_dim)
-            last = len(parameters) - (2 if memory.bias else 1)
-        else:
-            assert self.network is not None
+        init, bias = self.config.init, self.config.bias
+        if self.network is not None:
             parameters = self.network.initial_parameters(self.num_heads)
-            last = len(parameters) - 1
+        else:
+            hidden = max(1, round(self.head_dim * self.config.expansion))
+            widths = [self.head_dim, *[hidden] * (self.config.depth - 1), self.value_dim]
+            parameters = mlp_parameters(self.num_heads, widths, bias)
         if init == "zero_last":
-            parameters[last].zero_()
+            parameters[-2 if bias else -1].zero_()
         elif init == "zero_first":
             parameters[0].zero_()
             for weight in parameters[1:]:
@@ -162,14 +129,17 @@ class NeuralMemory(nn.Module):
                 self.register_buffer(f"memory_{number}", parameter)
             else:
                 self.register_parameter(f"memory_{number}", nn.Parameter(parameter))
+        if self.config.rule in DELTA_RULES:
+            # The published rules start from zero and do not learn where to start.
+            for weight in self.initial_memory:
+                weight.requires_grad_(False)
 
     def _is_written(self, number: int) -> bool:
         """Whether reading changes a tensor of the memory."""
         if self.network is not None:
             return True
-        per_layer = 2 if self._has_bias else 1
-        depth = self._num_memory_parameters // per_layer
-        return self.options.written_layers(depth)[number // per_layer]
+        per_layer = 2 if self.config.bias else 1
+        return self.options.written_layers(self.config.depth)[number // per_layer]
 
     @property
     def written_numbers(self) -> int:
@@ -191,7 +161,7 @@ class NeuralMemory(nn.Module):
     def initial_state(self, batch: int) -> NeuralMemoryState:
         """The state before the first token of every row."""
         memory = MemoryState.from_parameters(self.initial_memory, batch)
-        past = max(self.parts.conv_size - 1, 0)
+        past = max(self.config.conv_size - 1, 0)
         like = widened(self.query_proj.weight[:0])
         return NeuralMemoryState(
             memory,
@@ -394,6 +364,8 @@ class NeuralMemory(nn.Module):
                 options=self.options,
             )
             return out, memory, trace.surprise if want_surprise else None
+        if self.config.rule == "gated_delta":
+            tokens, gates = _gated_delta(tokens, gates)
         queries, keys, values = tokens
         if queries.shape[1] == 1 and not torch.is_grad_enabled():
             out, memory, trace = ops.step(
@@ -409,6 +381,18 @@ class NeuralMemory(nn.Module):
             )
             timed = Surprise(*(s[:, None] for s in trace.surprise))
             return out[:, None], memory, timed if want_surprise else None
+        if self.config.rule in DELTA_RULES:
+            out, memory, trace = scan_delta(
+                queries,
+                keys,
+                values,
+                gates,
+                memory,
+                mask=mask,
+                write_mask=write_mask,
+                write_threshold=self.options.write_threshold,
+            )
+            return out, memory, trace.surprise if want_surprise else None
         out, memory, trace = ops.scan_memory(
             queries,
             keys,
@@ -424,24 +408,16 @@ class NeuralMemory(nn.Module):
 
     def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
         """Projection -> convolution -> SiLU -> heads -> L2 norm."""
-        if self.parts.conv_size:
+        if self.config.conv_size:
             raw = getattr(self, f"{name}_conv")(raw, tail)
-        if self.parts.activation:
-            raw = nn.functional.silu(raw)
-        heads = raw.unflatten(-1, (self.num_heads, -1))
-        if name == "value":
-            length = self.value_length
-            return heads if length is None else fixed_length(heads, length)
-        return fixed_length(heads) if self.parts.normalize else heads
+        heads = nn.functional.silu(raw).unflatten(-1, (self.num_heads, -1))
+        length = self.value_length if name == "value" else 1.0
+        return heads if length is None else fixed_length(heads, length)
 
     def _output(self, out: Tensor, x: Tensor) -> Tensor:
         """Norm -> gate -> projection (section 4.4)."""
-        if self.parts.output_norm:
-            out = self.output_norm(out)
-        y = out.flatten(-2).to(self.query_proj.weight.dtype)
-        if self.parts.output_gate:
-            y = y * torch.sigmoid(self.output_gate(x))
-        return self.output_proj(y) if self.parts.output_proj else y
+        y = self.output_norm(out).flatten(-2).to(self.query_proj.weight.dtype)
+        return self.output_proj(y * torch.sigmoid(self.output_gate(x)))
 
     def _check(self, x: Tensor, state: NeuralMemoryState | None) -> NeuralMemoryState:
         if x.ndim != 3 or x.shape[-1] != self.dim:
@@ -487,6 +463,20 @@ class NeuralMemory(nn.Module):
             f"{self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
             f"chunk_size={self.chunk_size}"
         )
+
+
+def _gated_delta(
+    tokens: tuple[Tensor, Tensor, Tensor], gates: Gates
+) -> tuple[tuple[Tensor, Tensor, Tensor], Gates]:
+    """Tokens and gates with which our rule is Gated DeltaNet's.
+
+    It takes the error at the decayed memory, ours before the decay. With 2 theta = beta (1 - alpha)
+    and v / (1 - alpha) in place of v, both are the same.
+    """
+    queries, keys, values = tokens
+    decay = (1 - gates.forget_gate).clamp_min(SMALLEST_DECAY)
+    gates = gates._replace(step_size=gates.step_size * decay)
+    return (queries, keys, values / decay[..., None].to(values.dtype)), gates
 
 
 def _real(count: Tensor, time: int, like: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """What a memory can be: the network whose weights are written at test time.
 
-`MLP` (and its special cases `linear` and `residual_mlp`) is a description; the layer holds its
-initial weights and the closed form of `ops.scan` does the rest. `GatedMemory`,
-`SwiGLUMemory` and `FactorisedMemory` are ordinary modules, as yours may be: they map
+Of an MLP, the layer holds the initial weights and the closed form of `ops.scan` does the rest.
+`GatedMemory`, `SwiGLUMemory` and `FactorisedMemory` are ordinary modules, as yours may be: they map
 `[..., dim]` to `[..., dim]` and run through the generic path of `ops.generic`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -17,52 +16,19 @@ LAYER_GAIN = 2.0
 """Of every layer but the first: SiLU halves the small inputs that a key of length one gives it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MLP:
-    """`depth` linear layers with SiLU between them; M(k) = z_depth (+ k if residual)."""
+def mlp_parameters(num_heads: int, widths: Sequence[int], bias: bool = False) -> list[Tensor]:
+    """Weights `[heads, out, in]` of an MLP, random at the scale of their input; biases zero.
 
-    depth: int = 2
-    """L >= 1; 1 is a linear memory."""
-    expansion: float = 2.0
-    """Hidden width as a multiple of the head's width."""
-    bias: bool = False
-    """Give each layer a bias, a part of the memory like its weight."""
-    residual: bool = False
-    """Add the key to the output."""
-
-    def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ValueError(f"a memory needs depth >= 1, got {self.depth}")
-        if not self.expansion > 0:
-            raise ValueError(f"expansion must be above 0, got {self.expansion}")
-
-    def widths(self, head_dim: int, value_dim: int | None = None) -> list[int]:
-        """The width of every layer's input, and of the output (`head_dim`, unless given)."""
-        hidden = max(1, round(head_dim * self.expansion))
-        return [head_dim, *[hidden] * (self.depth - 1), value_dim or head_dim]
-
-    def initial_parameters(
-        self, num_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> list[Tensor]:
-        """Random weights `[heads, out, in]` that keep the scale of their input, zero biases."""
-        widths = self.widths(head_dim, value_dim)
-        parameters: list[Tensor] = []
-        for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
-            gain = LAYER_GAIN if layer else 1.0
-            parameters.append(torch.randn(num_heads, fan_out, fan_in) * gain * fan_in**-0.5)
-            if self.bias:
-                parameters.append(torch.zeros(num_heads, fan_out))
-        return parameters
-
-
-def linear() -> MLP:
-    """A matrix: the memory of linear attention and the delta rule."""
-    return MLP(depth=1)
-
-
-def residual_mlp(depth: int = 2, expansion: float = 2.0) -> MLP:
-    """An MLP that starts near the identity's scale: M(k) = MLP(k) + k."""
-    return MLP(depth=depth, expansion=expansion, residual=True)
+    Args:
+        widths: of every layer's input, and of the last one's output.
+    """
+    parameters: list[Tensor] = []
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        gain = LAYER_GAIN if layer else 1.0
+        parameters.append(torch.randn(num_heads, fan_out, fan_in) * gain * fan_in**-0.5)
+        if bias:
+            parameters.append(torch.zeros(num_heads, fan_out))
+    return parameters
 
 
 class GatedMemory(nn.Module):
@@ -104,3 +70,11 @@ class FactorisedMemory(nn.Module):
     def forward(self, x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
         """Recall the values of keys `x`."""
         return self.up(self.down(x))
+
+
+NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
+    "gated": GatedMemory,
+    "swiglu": SwiGLUMemory,
+    "factorised": FactorisedMemory,
+}
+"""`MemoryConfig.network` -> its module, from `head_dim` and the hidden width (or rank)."""

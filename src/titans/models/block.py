@@ -49,7 +49,7 @@ class Block(nn.Module):
         dim = config.hidden_size
         has_memory = config.layer_has_memory(layer)
         self.mixer_norm = RMSNorm(dim, config.rms_norm_eps)
-        size = config.mixer_conv_kernel
+        size = int(config.mixer_conv_size or 0)
         self.mixer_conv = ShortConv(dim, size) if size else None
         self.mixer = MIXERS[config.variant](config, has_memory)
         self.feed_forward_norm = RMSNorm(dim, config.rms_norm_eps)
@@ -57,8 +57,8 @@ class Block(nn.Module):
             dim, int(config.intermediate_size or 0), init_std=config.initializer_range
         )
         self.predictor = None
-        if has_memory and config.write_gate == "predictive":
-            threshold = float(config.surprise_threshold or 0.0)
+        threshold = config.predictor_threshold
+        if has_memory and threshold is not None:
             self.predictor = SurprisePredictor(dim, threshold, init_std=config.initializer_range)
 
     def initial_state(self, batch: int) -> BlockState:

@@ -8,8 +8,9 @@ several. Only the `transformer` baseline's cache grows with what it read.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ReferenceType
 
 import torch
@@ -21,6 +22,7 @@ from titans.files import read_tensors_and_notes, tensors_digest, write_tensors
 from titans.layers.attention import KeyValues
 from titans.layers.memory_state import NeuralMemoryState
 from titans.models.config import TitansConfig
+from titans.models.upgrade import is_flat, upgrade_config
 
 FORMAT = "titans.cache"
 FORMAT_VERSION = 1
@@ -32,18 +34,20 @@ LAYOUT_FIELDS = (
     "window",
     "segment_len",
     "num_persistent",
-    "chunk_size",
     "memory_layers",
-    "memory_num_heads",
-    "memory_head_dim",
-    "memory_value_dim",
-    "memory_depth",
-    "memory_expansion",
-    "mixer_conv_kernel",
-    "memory_conv_kernel",
-    "memory_gate_kernel",
-    "memory_rule",
-    "write_gate",
+    "mixer_conv_size",
+    "has_predictor",
+    "memory.rule",
+    "memory.chunk_size",
+    "memory.num_heads",
+    "memory.head_dim",
+    "memory.value_dim",
+    "memory.network",
+    "memory.depth",
+    "memory.expansion",
+    "memory.bias",
+    "memory.conv_size",
+    "memory.gate_conv_size",
 )
 """Settings that a cache depends on: it fits a model only if all of them agree."""
 
@@ -290,8 +294,7 @@ class TitansCache:
         """Read what `save` wrote."""
         named, notes = read_tensors_and_notes(path, FORMAT, FORMAT_VERSION)
         try:
-            # Caches from before gates could look back do not name it.
-            layout = {"memory_gate_kernel": 0, **json.loads(notes["layout"])}
+            layout = _layout_of_today(json.loads(notes["layout"]))
             progress = _Progress(*(named.pop(name) for name in _Progress._fields))
             columns = int(notes["columns"])
             blocks = _blocks(named, layout["num_hidden_layers"])
@@ -340,7 +343,18 @@ def _blocks(named: dict[str, Tensor], num_layers: object) -> list[BlockState]:
 
 def layout_of(config: TitansConfig) -> dict[str, object]:
     """The settings that a cache of this model depends on."""
-    return {name: getattr(config, name) for name in LAYOUT_FIELDS}
+    return {name: attrgetter(name)(config) for name in LAYOUT_FIELDS}
+
+
+def _layout_of_today(saved: dict[str, Any]) -> dict[str, object]:
+    """The layout in a file, also of one from before the memory's settings had a section."""
+    if not is_flat(saved):
+        return saved
+    old = upgrade_config(saved)
+    memory = {f"memory.{name}": value for name, value in old.pop("memory").items()}
+    kept = {"memory.network": "mlp", "memory.bias": False, **old, **memory}
+    kept["has_predictor"] = saved.get("write_gate") == "predictive"
+    return {name: kept.get(name) for name in LAYOUT_FIELDS}
 
 
 def extend_digest(

@@ -1,24 +1,26 @@
 """TitansConfig: everything that defines a model, in one Hugging Face configuration.
 
-Field names are Hugging Face's where they have one; the rest are ours and the same as in the layers.
+Field names are Hugging Face's where they have one. What belongs to the memory is in `memory`, under
+the names of the layer.
 Sizes that fit a purpose: `titans.models.presets`.
 """
 
 import difflib
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
 from titans.errors import CheckpointError, ConfigError
-from titans.layers.memory_init import MEMORY_INITS, default_init, passes_no_error
-from titans.ops.options import WRITTEN_LAYERS
+from titans.layers.memory_config import MemoryConfig
+from titans.models.upgrade import is_flat, refuse_flat, upgrade_config
+from titans.settings import build, convert
 
 Variant = Literal["lmm", "mac", "mag", "mal", "transformer", "swa"]
 VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal", "transformer", "swa")
 MEMORY_VARIANTS: tuple[str, ...] = ("lmm", "mac", "mag", "mal")
 """The variants that have a neural memory; the others are baselines."""
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 """Layout of the checkpoints that this version of the package writes, and the highest it reads."""
 
 
@@ -63,7 +65,7 @@ class TitansConfig(PreTrainedConfig):
     """MAC: tokens per segment (C in the paper)."""
     num_persistent: int = 4
     """Persistent vectors per layer (N_p); mac, mag and mal."""
-    mixer_conv_kernel: int | None = None
+    mixer_conv_size: int | None = None
     """Width of a causal convolution over what each mixer reads, 0 is none; None: 4 for mac, mag and
     mal, whose attention could not tell neighbours otherwise, and 0 for the rest."""
     mac_gate: str = "convex"
@@ -74,67 +76,12 @@ class TitansConfig(PreTrainedConfig):
 
     memory_layers: list[int] | None = None
     """Layers that have a memory, counted from 0; None: all of them."""
-    chunk_size: int = 16
-    """Tokens whose gradients are taken at the same weights; 1 is the exact online rule."""
-    memory_num_heads: int | None = None
-    """Memories per layer; None: `num_attention_heads`."""
-    memory_head_dim: int | None = None
-    """Width of each memory's keys and values; None: `hidden_size / memory_num_heads`."""
-    memory_value_dim: int | None = None
-    """Width of each memory's values, if other than its keys'; None: `memory_head_dim`."""
-    memory_depth: int = 2
-    """Layers of each memory network; 1 is a matrix."""
-    memory_expansion: float = 2.0
-    """Hidden width of a memory network, in multiples of `memory_head_dim`."""
-    memory_rule: str = "titans"
-    """titans, or a published special case: ttt | delta | gated_delta."""
-    memory_conv_kernel: int = 4
-    """Width of the causal convolution on queries, keys and values; 0 switches it off."""
-    memory_key_lag: int | None = None
-    """Token before whose features keys start as (1: each token is bound to its predecessor); None:
-    their own, with noise of the tokens before."""
-    memory_value_norm: float | None = 4.0
-    """Length of every value that is written, halved for each memory layer beyond two; None: as
-    projected (the paper)."""
-    memory_momentum: bool = True
-    """Past surprise carries on (eta in eq. 14); False: eta = 0."""
-    memory_forgetting: bool = True
-    """Forgetting (alpha in eq. 13); False: alpha = 0."""
-    memory_gates: str = "token"
-    """Gates from each token, from a chunk's first token (chunk), or constant."""
-    memory_gate_kernel: int = 0
-    """Width of the causal convolution through which gates see the tokens before; 0: none."""
-    memory_step_init: float = 0.1
-    """Step size at the start of training: theta / (1 - eta)."""
-    memory_step_max: float = 1.0
-    """Largest step size."""
-    memory_forget_init: float = 5e-4
-    """Forgetting (alpha) at the start; keep its inverse above the lengths trained on."""
-    memory_momentum_init: float = 0.5
-    """Momentum (eta) at the start."""
-    memory_init: str | None = None
-    """The memory's first weights: learned, random (fixed), zero_first (fixed, first layer 0) or
-    zero_last (learned, last layer 0); None: learned up to two layers, random beyond."""
-    memory_written: str = "all"
-    """Which of a memory's layers are written: all (the paper), or the first or last alone; the
-    others stay as they start, or as they are learned (`memory_init`)."""
-    forget_towards: str = "initial"
-    """What forgetting returns to: initial (the learned start) or zero (the paper)."""
-    step_limit: float | None = 1.0
-    """Stabiliser: the largest share of its own error that a write may undo; None: off."""
-    memory_gradient: str = "full"
-    """Outer gradient through the recurrence: full (second order) or truncated."""
-
-    write_gate: str = "none"
-    """Surprise-gated writing: none, associative or predictive."""
-    surprise_threshold: float | None = None
-    """tau: with a `write_gate`, tokens that surprise no more than this are not written."""
-    surprise_measure: str = "loss"
-    """Associative gate: loss or grad_norm."""
-    write_threshold: float | None = None
-    """Outside training, a token whose step size (theta) is below this is not written at all."""
-    train_with_threshold: bool = False
-    """The write threshold holds in training, too: for gates that are trained already."""
+    memory: MemoryConfig = MemoryConfig()
+    """Settings of each memory, also as a section: `{"depth": 1}`. Sizes that it leaves open follow
+    `hidden_size` and `num_attention_heads`."""
+    predictor_threshold: float | None = None
+    """Predictive write gate: a token is written only if its embedding differs from what a predictor
+    expected by more than this (squared); None: off."""
     predictor_loss_weight: float = 0.01
     """Weight of the predictive gate's auxiliary loss."""
     checkpoint_version: int = CHECKPOINT_VERSION
@@ -148,19 +95,31 @@ class TitansConfig(PreTrainedConfig):
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
         if self.embedding_init_std is None:
             self.embedding_init_std = self.initializer_range if self.tie_word_embeddings else 0.1
-        if self.mixer_conv_kernel is None:
-            self.mixer_conv_kernel = 4 if self.variant in ("mac", "mag", "mal") else 0
-        if self.memory_num_heads is None:
-            self.memory_num_heads = self.num_attention_heads
-        if self.memory_head_dim is None:
-            self.memory_head_dim = self.hidden_size // max(self.memory_num_heads, 1)
-        if self.memory_init is None:
-            self.memory_init = default_init(self.memory_depth)
+        if self.mixer_conv_size is None:
+            self.mixer_conv_size = 4 if self.variant in ("mac", "mag", "mal") else 0
         _check(self)
+        self.memory = _memory(self.memory, self)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Hugging Face's, also from the content of a `config.json` of layout 1."""
+        if is_flat(config_dict):
+            version = max(config_dict.get("checkpoint_version", 1), CHECKPOINT_VERSION)
+            config_dict = {**upgrade_config(config_dict), "checkpoint_version": version}
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Hugging Face's, the memory's settings as a section."""
+        return {**super().to_dict(), "memory": asdict(self.memory)}
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = "AutoConfig") -> None:
         """Nothing to do: saving a model writes the file that Auto classes need."""
+
+    @property
+    def has_predictor(self) -> bool:
+        """Whether writes are gated by a predictor."""
+        return self.predictor_threshold is not None
 
     @property
     def has_memory(self) -> bool:
@@ -178,14 +137,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "variant": VARIANTS,
     "mac_gate": ("convex", "normalised", "product"),
     "mag_gate": ("paper", "convex"),
-    "memory_rule": ("titans", "ttt", "delta", "gated_delta"),
-    "memory_gates": ("token", "chunk", "constant"),
-    "memory_init": MEMORY_INITS,
-    "memory_written": WRITTEN_LAYERS,
-    "forget_towards": ("initial", "zero"),
-    "memory_gradient": ("full", "truncated"),
-    "write_gate": ("none", "associative", "predictive"),
-    "surprise_measure": ("loss", "grad_norm"),
 }
 _POSITIVE = (
     "vocab_size",
@@ -195,10 +146,6 @@ _POSITIVE = (
     "intermediate_size",
     "window",
     "segment_len",
-    "chunk_size",
-    "memory_num_heads",
-    "memory_head_dim",
-    "memory_depth",
 )
 
 
@@ -218,34 +165,9 @@ def _check(config: TitansConfig) -> None:
     for name in _POSITIVE:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(config, name)}")
-    for name in ("num_persistent", "mixer_conv_kernel", "memory_conv_kernel", "memory_gate_kernel"):
+    for name in ("num_persistent", "mixer_conv_size"):
         if getattr(config, name) < 0:
             raise ConfigError(f"{name} must be 0 or more, got {getattr(config, name)}")
-    lag, reach = config.memory_key_lag, config.memory_conv_kernel
-    if lag is not None and not 0 <= lag < reach:
-        raise ConfigError(
-            f"memory_key_lag must be below memory_conv_kernel ({reach}), which is how far keys can "
-            f"look back; got {lag}"
-        )
-    if config.memory_value_dim is not None and config.memory_value_dim < 1:
-        raise ConfigError(f"memory_value_dim must be at least 1, got {config.memory_value_dim}")
-    if not 0 <= config.memory_step_init <= config.memory_step_max:
-        raise ConfigError(
-            f"memory_step_init must lie in [0, memory_step_max = {config.memory_step_max}], got "
-            f"{config.memory_step_init}"
-        )
-    if config.memory_init == "zero_first" and config.memory_depth < 2:
-        raise ConfigError("memory_init='zero_first' needs a memory_depth of 2 or more, got 1")
-    if config.memory_written != "all" and config.memory_rule != "titans":
-        raise ConfigError(
-            f"memory_written={config.memory_written!r} has no effect with "
-            f"memory_rule={config.memory_rule!r}; use all"
-        )
-    if passes_no_error(config.memory_written, config.memory_init, config.memory_depth):
-        raise ConfigError(
-            f"memory_written={config.memory_written!r} and memory_init={config.memory_init!r}: no "
-            "error reaches the layer that is written; choose another memory_init"
-        )
     if config.hidden_size % config.num_attention_heads:
         raise ConfigError(
             f"hidden_size ({config.hidden_size}) must be a multiple of num_attention_heads "
@@ -257,26 +179,21 @@ def _check(config: TitansConfig) -> None:
             f"memory_layers names layers {outside}; this model has layers 0 to "
             f"{config.num_hidden_layers - 1}"
         )
-    if config.memory_gate_kernel and config.memory_gates == "constant":
-        raise ConfigError(
-            f"memory_gate_kernel={config.memory_gate_kernel} has no effect with "
-            "memory_gates='constant'; choose token or chunk"
-        )
-    if config.write_gate != "none" and config.surprise_threshold is None:
-        raise ConfigError(
-            f"write_gate={config.write_gate!r} needs a surprise_threshold (0 writes everything "
-            "that surprises at all)"
-        )
-    if config.write_gate == "none" and config.surprise_threshold is not None:
-        raise ConfigError(
-            f"surprise_threshold={config.surprise_threshold} has no effect with "
-            "write_gate='none'; choose associative or predictive"
-        )
+
+
+def _memory(given: object, config: TitansConfig) -> MemoryConfig:
+    try:
+        if not isinstance(given, MemoryConfig):
+            given = build(MemoryConfig, convert(given or {}, dict[str, object], "settings"))
+        return given.resolve(config.hidden_size, config.num_attention_heads)
+    except ConfigError as error:
+        raise ConfigError(f"memory: {error}") from error
 
 
 def _refuse_typos(config: TitansConfig, kwargs: dict[str, Any]) -> None:
     """Hugging Face keeps unknown keys; one that nearly is a field of ours is a mistake."""
     names = [field.name for field in fields(config)]
+    refuse_flat(kwargs)
     for key in kwargs:
         close = difflib.get_close_matches(key, names, n=1, cutoff=0.8)
         if close and not hasattr(PreTrainedConfig, key):

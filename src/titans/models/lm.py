@@ -16,6 +16,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.utils.generic import ModelOutput
 
 from titans.errors import CheckpointError, StateError, TitansError
+from titans.layers.memory import NeuralMemory
 from titans.layers.norm import RMSNorm
 from titans.layers.rows import Rows, compact, scatter_back, take_columns
 from titans.models.block import Block, BlockOutput
@@ -127,9 +128,9 @@ class TitansPreTrainedModel(PreTrainedModel):
 
     def set_write_threshold(self, threshold: float | None) -> None:
         """Outside training, write only tokens whose step size reaches this; None: all."""
-        self.config.write_threshold = threshold
+        self.config.memory = replace(self.config.memory, write_threshold=threshold)
         for module in self.modules():
-            if isinstance(module, Mixer):
+            if isinstance(module, NeuralMemory):
                 module.set_write_threshold(threshold)
 
 

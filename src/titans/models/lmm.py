@@ -4,10 +4,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from titans.layers.memory import NeuralMemory
 from titans.layers.rows import Rows
 from titans.models.cache import BlockState
 from titans.models.config import TitansConfig
-from titans.models.mixer import Mixed, Mixer, build_memory, remember
+from titans.models.mixer import Mixed, Mixer, remember
 
 
 class LMMMixer(Mixer):
@@ -15,7 +16,7 @@ class LMMMixer(Mixer):
 
     def __init__(self, config: TitansConfig, has_memory: bool = True) -> None:
         super().__init__(config)
-        self.memory = build_memory(config) if has_memory else None
+        self.memory = NeuralMemory(config.hidden_size, config.memory) if has_memory else None
 
     def initial_state(self, batch: int) -> BlockState:
         """The memory at its learned start."""

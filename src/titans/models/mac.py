@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from titans.layers.attention import KeyValues, attend, join
+from titans.layers.memory import NeuralMemory
 from titans.layers.norm import RMSNorm
 from titans.layers.persistent import PersistentMemory
 from titans.layers.rows import Rows
@@ -32,7 +33,6 @@ from titans.models.mixer import (
     Mixer,
     build_attention,
     build_convex_gate,
-    build_memory,
     empty_slots,
     gate_with_memory,
     mix_with_memory,
@@ -60,7 +60,7 @@ class MACMixer(Mixer):
         self.persistent = (
             PersistentMemory(config.num_persistent, dim) if config.num_persistent else None
         )
-        self.memory = build_memory(config) if has_memory else None
+        self.memory = NeuralMemory(config.hidden_size, config.memory) if has_memory else None
         if self.memory is not None and self.gate == "normalised":
             self.attention_norm = RMSNorm(dim, config.rms_norm_eps)
             self.memory_norm = RMSNorm(dim, config.rms_norm_eps)

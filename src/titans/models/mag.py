@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans.layers.attention import KeyValues, slide, window_attention
+from titans.layers.memory import NeuralMemory
 from titans.layers.norm import RMSNorm
 from titans.layers.persistent import PersistentMemory
 from titans.layers.rows import Rows
@@ -20,7 +21,6 @@ from titans.models.mixer import (
     Mixer,
     build_attention,
     build_convex_gate,
-    build_memory,
     empty_slots,
     gate_with_memory,
     mix_with_memory,
@@ -41,7 +41,7 @@ class MAGMixer(Mixer):
         self.persistent = (
             PersistentMemory(config.num_persistent, dim) if config.num_persistent else None
         )
-        self.memory = build_memory(config) if has_memory else None
+        self.memory = NeuralMemory(config.hidden_size, config.memory) if has_memory else None
         if self.memory is None:
             return
         if self.gate == "paper":

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans.layers.attention import Attention, slide, window_attention
+from titans.layers.memory import NeuralMemory
 from titans.layers.norm import RMSNorm
 from titans.layers.persistent import PersistentMemory
 from titans.layers.rows import Rows
@@ -17,7 +18,6 @@ from titans.models.config import TitansConfig
 from titans.models.mixer import (
     Mixed,
     Mixer,
-    build_memory,
     empty_slots,
     remember,
     write_prefix,
@@ -31,7 +31,7 @@ class MALMixer(Mixer):
         super().__init__(config)
         dim = config.hidden_size
         self.window = config.window
-        self.memory = build_memory(config) if has_memory else None
+        self.memory = NeuralMemory(config.hidden_size, config.memory) if has_memory else None
         self.memory_norm = RMSNorm(dim, config.rms_norm_eps) if has_memory else None
         # The memory is heard through the attention alone, so that passes on what it gets; a sharp
         # start would amplify the rounding of what the memory answers.

@@ -17,7 +17,6 @@ from titans.layers.rows import Rows
 from titans.models.cache import BlockState
 from titans.models.config import TitansConfig
 from titans.models.report import MemoryReport
-from titans.models.rules import build_memory as build_memory
 from titans.ops import Surprise
 
 MemoryMode = Literal["live", "frozen", "off"]
@@ -44,21 +43,6 @@ class Mixer(nn.Module, ABC):
         self.memory: NeuralMemory | None = None
         self.memory_mode: MemoryMode = "live"
         self.reports = True
-        self.write_threshold = config.write_threshold
-        self.train_with_threshold = config.train_with_threshold
-
-    def train(self, mode: bool = True) -> "Mixer":
-        """Training and evaluation mode: the write threshold may hold outside training only."""
-        super().train(mode)
-        self.set_write_threshold(self.write_threshold)
-        return self
-
-    def set_write_threshold(self, threshold: float | None) -> None:
-        """Write only tokens whose step size reaches this; None: all. See `train_with_threshold`."""
-        self.write_threshold = threshold
-        if self.memory is not None:
-            acting = None if self.training and not self.train_with_threshold else threshold
-            self.memory.options = replace(self.memory.options, write_threshold=acting)
 
     @abstractmethod
     def initial_state(self, batch: int) -> BlockState:

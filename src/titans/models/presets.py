@@ -5,7 +5,9 @@ mixers differ by, so that comparisons at one size are fair. `count_parameters` b
 device: nothing is allocated.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ class Size:
 
     parameters: int
     """Parameters in all, embedding and head included."""
-    settings: dict[str, object]
+    settings: dict[str, Any]
 
 
 def _small(parameters: int, width: int, layers: int, heads: int, window: int) -> Size:
@@ -37,7 +39,7 @@ def _small(parameters: int, width: int, layers: int, heads: int, window: int) ->
             "num_attention_heads": heads,
             "window": window,
             "segment_len": window,
-            "chunk_size": 16,
+            "memory": {"chunk_size": 16},
         },
     )
 
@@ -51,10 +53,9 @@ def _large(parameters: int, width: int, layers: int, heads: int) -> Size:
             "hidden_size": width,
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
-            "memory_num_heads": heads,
             "window": 512,
             "segment_len": 512,
-            "chunk_size": 64,
+            "memory": {"chunk_size": 64},
             "num_persistent": 16,
             "tie_word_embeddings": True,
         },
@@ -74,8 +75,9 @@ SIZES: dict[str, Size] = {
 """Size name -> what it fixes. The Titans paper has 170M, 340M, 400M and 760M."""
 
 
-def preset(size: str, variant: str = "mac", **changes: object) -> TitansConfig:
-    """The configuration of a size, e.g. `preset("tiny", "mag", window=128)`.
+def preset(size: str, variant: str = "mac", **changes: Any) -> TitansConfig:
+    """The configuration of a size, e.g. `preset("tiny", "mag", window=128)`,
+    or `preset("tiny", memory={"depth": 1})`.
 
     Changes that alter the token mixer change the parameter count; the feed-forward width then
     makes up for it, unless `intermediate_size` is given.
@@ -84,6 +86,8 @@ def preset(size: str, variant: str = "mac", **changes: object) -> TitansConfig:
         raise ConfigError(f"no size {size!r}; there are {', '.join(SIZES)}")
     chosen = SIZES[size.lower()]
     settings = {**chosen.settings, "variant": variant, **changes}
+    if isinstance(changes.get("memory"), Mapping):
+        settings["memory"] = {**chosen.settings["memory"], **changes["memory"]}
     if "intermediate_size" in settings:
         return TitansConfig(**settings)
     base = TitansConfig(**{**settings, "intermediate_size": FEED_FORWARD_STEP})

@@ -4,8 +4,8 @@
     M_t = (1 - alpha_t) M_{t-1} + 2 theta_t e_t k_t^T
 
 This is `scan_memory` with chunk size 1, one layer and eta = 0 (tests/ops/test_delta.py), and what
-the delta rule and its gated form are (`titans.models.rules`). In a block that starts at M, with
-A[t, s] the product of 1 - alpha behind s up to t, and beta_t the product up to t,
+the delta rule and its gated form are (`titans.layers.memory_config`). In a block that starts at M,
+with A[t, s] the product of 1 - alpha behind s up to t, and beta_t the product up to t,
 
     e_t + sum_{s<t} A[t-1, s] 2 theta_s (k_s . k_t) e_s = v_t - beta_{t-1} M k_t
 

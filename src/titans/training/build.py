@@ -9,8 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from titans.data.streams import TrainingData
 from titans.errors import CheckpointError, ConfigError
+from titans.layers.memory_config import MemorySettings
 from titans.models import TitansConfig, TitansForCausalLM
 from titans.models.checkpoint import find_checkpoint
+from titans.models.upgrade import refuse_flat
 from titans.settings import check_keys
 from titans.training.checkpoint import read_model
 from titans.training.config import RunConfig
@@ -24,8 +26,12 @@ def model_keys() -> list[str]:
 
 
 def check_model_section(section: Mapping[str, object]) -> None:
-    """Raise on a key that is not a field of the model."""
+    """Raise on a key that is not a field of the model, or of its memory."""
+    refuse_flat(section, "model.")
     check_keys(section, model_keys(), "model.")
+    memory = section.get("memory")
+    if isinstance(memory, Mapping):
+        check_keys(memory, MemorySettings.__annotations__, "model.memory.")
 
 
 def model_config(

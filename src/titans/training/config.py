@@ -198,7 +198,7 @@ def load_config(path: str | Path, settings: Sequence[str] = ()) -> RunConfig:
         hint = f"; there are {', '.join(p.name for p in near)}" if near else ""
         raise ConfigError(f"{path}: no such configuration file{hint}")
     tree = read_yaml(path)
-    _drop_old_fields(tree)
+    _upgrade(tree)
     for setting in settings:
         _apply(tree, setting)
     return build(RunConfig, tree)
@@ -239,7 +239,15 @@ _REMOVED = {
 """Fields that configurations of earlier versions hold, with the only value that has a meaning."""
 
 
-def _drop_old_fields(tree: Tree) -> None:
+def _upgrade(tree: Tree) -> None:
+    """Turn a configuration of an earlier version into one of today."""
+    from titans.models.upgrade import is_flat, upgrade_names
+
+    stages = tree.get("stages")
+    for part in (tree, *(stages if isinstance(stages, list) else ())):
+        model = part.get("model") if isinstance(part, dict) else None
+        if isinstance(model, dict) and is_flat(model):
+            part["model"] = upgrade_names(model)
     for name, removed in _REMOVED.items():
         section = tree.get(name)
         if isinstance(section, dict):

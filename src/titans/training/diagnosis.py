@@ -56,8 +56,8 @@ class Diagnosis:
         for name, values in self.gates.items():
             lines.append(f"  {name} by layer: {', '.join(f'{v:.3g}' for v in values)}")
         lines.append(
-            "  Lower train.learning_rate or model.memory_step_init, raise train.warmup_steps, or "
-            "set model.step_limit."
+            "  Lower train.learning_rate or model.memory.step_init, raise train.warmup_steps, or "
+            "set model.memory.step_limit."
         )
         return "\n".join(lines)
 

@@ -4,7 +4,8 @@ Everything that a step depends on is (weights, optimizer, step number, carried s
 checkpoint holds exactly that, so a resumed run repeats the uninterrupted one bit for bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 
 from accelerate.utils import gather_object
@@ -167,8 +168,8 @@ class Run:
                 take_weights(fresh, Path(self.config.start_from))
             return fresh
         model = read_model(start.path)
-        for name in self.config.model:
-            before, now = getattr(model.config, name), getattr(fresh.config, name)
+        for name in _names(self.config.model):
+            before, now = (attrgetter(name)(m.config) for m in (model, fresh))
             if before != now:
                 raise ConfigError(
                     f"{start.path} was trained with model.{name}={before!r}, the configuration "
@@ -231,3 +232,12 @@ class Run:
             processes=self.processes,
             states=self.states,
         )
+
+
+def _names(section: Mapping[str, object]) -> Iterator[str]:
+    """The settings that a model section has, those of the memory as `memory.depth`."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _names(value))
+        else:
+            yield name

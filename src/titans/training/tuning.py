@@ -3,8 +3,8 @@
 A space file maps dotted settings to what may be tried:
 
     train.learning_rate: {low: 1e-4, high: 1e-2, log: true}
-    model.chunk_size: {choices: [8, 16, 32]}
-    model.memory_depth: {low: 1, high: 3}
+    model.memory.chunk_size: {choices: [8, 16, 32]}
+    model.memory.depth: {low: 1, high: 3}
 
 Trials are runs of their own in `out/trial-00000`, ... The study is in `out/study.db`; the same
 command again goes on from there.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from titans import ops
 from titans.errors import DataError
 from titans.files import parse_json, read_text, write_tensors, write_text
-from titans.layers.memory_networks import MLP
+from titans.layers.memory_networks import mlp_parameters
 from titans.ops import MemoryState
 from titans.recall.config import NeuralConfig, neural_to_json
 from titans.recall.encoder import Encoder
@@ -163,10 +163,10 @@ def start_state(turn: TurnNetwork, config: MetaConfig, generator: torch.Generato
     """M_0: the learned weights with second order, else random for each episode."""
     if config.second_order:
         return turn.initial_state()
-    network = MLP(depth=turn.config.depth, expansion=1.0, bias=turn.config.bias)
+    widths = [turn.dim] * (turn.config.depth + 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-        fresh = network.initial_parameters(turn.config.num_heads, turn.dim)
+        fresh = mlp_parameters(turn.config.num_heads, widths, turn.config.bias)
     return MemoryState.from_parameters(fresh, 1)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from titans import ops
-from titans.layers.memory_networks import MLP
+from titans.layers.memory_networks import mlp_parameters
 from titans.layers.persistent import PersistentMemory
 from titans.ops import Gates, MemoryState
 from titans.recall.config import NeuralConfig
@@ -44,8 +44,7 @@ class TurnNetwork(nn.Module):
         self.attention = nn.MultiheadAttention(
             dim, config.num_attention_heads, dropout=config.dropout, batch_first=True
         )
-        network = MLP(depth=config.depth, expansion=1.0, bias=config.bias)
-        initial = network.initial_parameters(config.num_heads, dim)
+        initial = mlp_parameters(config.num_heads, [dim] * (config.depth + 1), config.bias)
         if not trained:
             initial[-1 - int(config.bias)] = torch.zeros_like(initial[-1 - int(config.bias)])
         self.initial_memory = nn.ParameterList(nn.Parameter(w) for w in initial)
