@@ -10,7 +10,7 @@ from typing import Any
 
 from titans.layers.memory import NeuralMemory
 from titans.models import TitansConfig, TitansForCausalLM
-from titans.models.upgrade import SINCE_FLAT, upgrade_names
+from titans.models.upgrade import SINCE_FLAT, upgrade_config
 
 SETTINGS = (
     "variant vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size "
@@ -28,8 +28,8 @@ SETTINGS = (
 
 
 def make_config(**settings: Any) -> TitansConfig:
-    """A configuration from first names."""
-    return TitansConfig(**upgrade_names(settings))
+    """A configuration from first names, with the defaults of the first release."""
+    return TitansConfig(**upgrade_config(settings))
 
 
 def effective(config: TitansConfig) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def effective(config: TitansConfig) -> dict[str, Any]:
 
 
 def run_tree(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    """The tree of a training run (as in a YAML file), its model given by first names."""
-    return {"model": upgrade_names(model), **sections}
+    """The tree of a training run (as in a YAML file), its model as `make_config` has it."""
+    return {"model": upgrade_config(model), **sections}
 
 
 def make_layer(dim: int, **settings: Any) -> NeuralMemory:

@@ -39,6 +39,7 @@ def test_what_an_old_file_does_not_say_is_what_it_was_then() -> None:
     config = TitansConfig.from_dict({"model_type": "titans", "memory_depth": 3})
     memory = config.memory
     assert (memory.depth, memory.init, memory.rule, memory.chunk_size) == (3, "random", "chunk", 16)
+    assert not config.mal_residual and TitansConfig().mal_residual
     upgraded = upgrade_config({"memory_rule": "ttt"})
     assert len(upgraded["memory"]) == sum("memory." in new for new, _ in SINCE_FLAT.values())
     assert upgraded["memory"]["step_limit"] == 1.0 and upgraded["memory"]["rule"] == "ttt"

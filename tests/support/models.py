@@ -21,6 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mag-chunk-gates": {"variant": "mag", "memory": {"gates": "chunk"}},
     "mag-look-back": {"variant": "mag", "memory": {"gate_conv_size": 3}},
     "mal": {"variant": "mal"},
+    "mal-paper": {"variant": "mal", "mal_residual": False},
     "mal-one-layer": {"variant": "mal", "memory_layers": [1]},
     "lmm-narrow-values": {"variant": "lmm", "memory": {"value_dim": 3, "init": "zero_first"}},
     "lmm-first-layer": {"variant": "lmm", "memory": {"written": "first"}},

@@ -73,6 +73,9 @@ class TitansConfig(PreTrainedConfig):
     `norm(y) * sigmoid(norm(m))`; or product, `y * m`. Measured: docs/log/models.md."""
     mag_gate: str = "convex"
     """MAG output: convex, `g a + (1 - g) m`, or paper, `norm(a) * sigmoid(norm(m))`."""
+    mal_residual: bool = True
+    """MAL: residuals around the memory and the attention, `m + attention(norm(x + m))`; False:
+    `attention(norm(m))`, as in the paper's formula. Measured: docs/log/memory.md."""
 
     memory_layers: list[int] | None = None
     """Layers that have a memory, counted from 0; None: all of them."""

@@ -1,6 +1,9 @@
 """MAL, memory as a layer: the memory, then attention over its answers (section 4.3).
 
-x ── memory over [P | x] ── m ── sliding-window attention over [M(P) | m] ── o
+x ─┬─ memory over [P | x] ── m ─(+)─ h ── sliding-window attention over [P + M(P) | h] ── a ─(+)─ o
+   └───────────────────────────┘ └── m ─────────────────────────────────────────────────────┘
+
+The residuals around memory and attention can be left out: then attention reads `m` and gives `o`.
 """
 
 from dataclasses import replace
@@ -25,12 +28,12 @@ from titans.models.mixer import (
 
 
 class MALMixer(Mixer):
-    """`o = attention(norm(m))`, `m = M(x~)`."""
+    """`o = m + attention(norm(x + m))`, or `o = attention(norm(m))` without residuals."""
 
     def __init__(self, config: TitansConfig, has_memory: bool = True) -> None:
         super().__init__(config)
         dim = config.hidden_size
-        self.window = config.window
+        self.window, self.residual = config.window, config.mal_residual
         self.memory = NeuralMemory(config.hidden_size, config.memory) if has_memory else None
         self.memory_norm = RMSNorm(dim, config.rms_norm_eps) if has_memory else None
         # The memory is heard through the attention alone, so that passes on what it gets; a sharp
@@ -57,7 +60,7 @@ class MALMixer(Mixer):
         if answers is None:
             return BlockState(past=past, memory=memory)
         assert prefix is not None
-        heard = prefix if self.memory_mode == "off" else self.memory_norm(answers)
+        heard = self._heard(prefix, None if self.memory_mode == "off" else answers)
         keys = self.attention.key_values(heard)
         return BlockState(past=past, prefix=keys, memory=memory)
 
@@ -70,13 +73,22 @@ class MALMixer(Mixer):
     ) -> Mixed:
         """Remember, then attend to what the memory answered lately."""
         assert state.past is not None
-        report = None
-        if self.memory is not None and self.memory_norm is not None and self.memory_mode != "off":
+        report = m = None
+        if self.memory is not None and self.memory_mode != "off":
             m, state, report = remember(self, x, state, rows, write_mask)
-            x = self.memory_norm(m)
-        queries = self.attention.queries(x, rows.positions)
-        new = self.attention.key_values(x, rows.positions)
+        heard = self._heard(x, m)
+        queries = self.attention.queries(heard, rows.positions)
+        new = self.attention.key_values(heard, rows.positions)
         past = None if rows.start == 0 else state.past
         attended = window_attention(queries, new, rows, self.window, past=past, prefix=state.prefix)
         state = replace(state, past=slide(state.past, new, rows))  # type: ignore[arg-type]
-        return Mixed(self.attention.output(attended), state, report)
+        out = self.attention.output(attended)
+        return Mixed(out if m is None or not self.residual else out + m, state, report)
+
+    def _heard(self, x: Tensor, m: Tensor | None) -> Tensor:
+        """What the attention reads; m is None where the memory is off."""
+        if self.memory_norm is None or (m is None and not self.residual):
+            return x
+        if m is None:
+            return self.memory_norm(x)
+        return self.memory_norm(x + m if self.residual else m)

@@ -64,7 +64,7 @@ def upgrade_names(flat: Mapping[str, Any]) -> dict[str, Any]:
 def upgrade_config(content: Mapping[str, Any]) -> dict[str, Any]:
     """A `config.json` of layout 1, with the defaults of its time."""
     old = {name: default for name, (_, default) in SINCE_FLAT.items() if name != "write_gate"}
-    return upgrade_names({**old, **content})
+    return {"mal_residual": False, **upgrade_names({**old, **content})}
 
 
 def refuse_flat(names: Iterable[str], where: str = "") -> None:
