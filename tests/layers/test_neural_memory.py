@@ -28,6 +28,10 @@ NETWORKS: dict[str, dict] = {
     "mlp": {},
     "linear": {"depth": 1},
     "deep": {"depth": 3, "bias": True},
+    "online": {"rule": "online", "depth": 1},
+    "online, deep": {"rule": "online", "depth": 2},
+    "online, products": {"rule": "online", "depth": 1, "features": 12},
+    "products": {"features": 12},
     "residual": {"residual": True},
     "gated": {"network": "gated", "expansion": 1.5},
     "swiglu": {"network": "swiglu"},
@@ -156,7 +160,7 @@ def test_causality_and_batch_isolation_to_the_bit(network: str, gates: str) -> N
 
 
 @pytest.mark.parametrize("gates", ["token", "chunk", "look back"])
-@pytest.mark.parametrize("network", ["mlp", "swiglu"])
+@pytest.mark.parametrize("network", ["mlp", "swiglu", "online, products", "online, deep"])
 def test_padding_anywhere_changes_nothing(network: str, gates: str) -> None:
     """Two calls with masks equal the rows without their padding."""
     memory, x = layer(network, **GATES[gates]), tokens(time=30)
@@ -184,7 +188,7 @@ def test_write_mask_reads_without_writing() -> None:
     assert state.position.tolist() == [21, 21]
 
 
-@pytest.mark.parametrize("network", ["mlp", "gated"])
+@pytest.mark.parametrize("network", ["mlp", "gated", "online, products"])
 def test_read_writes_nothing_and_streams(network: str) -> None:
     memory, x = layer(network), tokens()
     state = memory.write(x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from titans.layers.memory_config import MemoryConfig
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates
+from titans.ops.online import largest_rate
 
 LOOK_BACK_CHANNELS = 4
 """Numbers per token and head that gates remember of the tokens before."""
@@ -35,12 +36,12 @@ class MemoryGates(nn.Module):
         assert config.num_heads is not None, "resolved"
         self.num_heads, self.chunk_size = config.num_heads, config.chunk_size
         self.kind, self.conv_size = config.gates, config.gate_conv_size
-        self.step_max = config.step_max
+        self.step_max, self.is_online = float(config.step_max or 0), config.rule == "online"
         # Plain numbers, not a buffer: a layer made on the meta device must not lose them.
         self.start = (
             config.forget_init,
             config.momentum_init,
-            config.step_init / config.step_max if config.step_max else 0.0,
+            float(config.step_init or 0) / self.step_max if self.step_max else 0.0,
         )
         self.used = (config.forgetting, config.momentum, True)
         if self.kind != "constant":
@@ -94,8 +95,8 @@ class MemoryGates(nn.Module):
         alpha, eta, step = values.unbind(2)
         # Momentum then decides when a write arrives, not how much: otherwise training drives eta
         # to one, where the stabiliser holds every write down (docs/decisions/0003-stabiliser.md).
-        theta = step * self.step_max * (1 - eta)
-        return Gates(alpha, eta, theta), GatePast(held, tail)
+        whole = largest_rate(eta) / 2 if self.is_online else 1 - eta
+        return Gates(alpha, eta, step * self.step_max * whole), GatePast(held, tail)
 
     def _values(self, x: Tensor, tail: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
         """alpha, eta, step / step_max as `[batch time 3 heads]`, and the next tail."""

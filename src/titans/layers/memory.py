@@ -6,6 +6,7 @@ anything that comes as `[batch, time, dim]`. Paper: sections 3.1 and 4.4.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal, Unpack
 
 import torch
@@ -16,7 +17,7 @@ from titans import ops
 from titans.errors import ConfigError, StateError
 from titans.layers.gates import MemoryGates
 from titans.layers.memory_config import DELTA_RULES, MemoryConfig, MemorySettings
-from titans.layers.memory_networks import LAYER_GAIN, NETWORKS, mlp_parameters
+from titans.layers.memory_networks import LAYER_GAIN, NETWORKS, KeyProducts, mlp_parameters
 from titans.layers.memory_state import NeuralMemoryState
 from titans.layers.nonfinite import lose, without_nonfinite
 from titans.layers.norm import RMSNorm, fixed_length
@@ -25,6 +26,8 @@ from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
 from titans.ops.delta import scan_delta
 from titans.ops.generic import NetworkMemory
+from titans.ops.online import scan_online
+from titans.ops.online_layers import scan_layers
 from titans.ops.state import widened
 from titans.ops.writes import may_act
 from titans.settings import check_keys
@@ -82,6 +85,8 @@ class NeuralMemory(nn.Module):
             self.query_conv = ShortConv(keys, config.conv_size, own)
             self.key_conv = ShortConv(keys, config.conv_size, config.key_lag)
             self.value_conv = ShortConv(values, config.conv_size, own)
+        if config.features is not None:
+            self.key_products = KeyProducts(self.num_heads, self.head_dim, config.features)
         self.gates = MemoryGates(dim, config)
         self.output_norm = RMSNorm(self.value_dim)
         self.output_gate = nn.Linear(dim, values, bias=False)
@@ -113,7 +118,8 @@ class NeuralMemory(nn.Module):
             parameters = self.network.initial_parameters(self.num_heads)
         else:
             hidden = max(1, round(self.head_dim * self.config.expansion))
-            widths = [self.head_dim, *[hidden] * (self.config.depth - 1), self.value_dim]
+            first = self.config.features or self.head_dim
+            widths = [first, *[hidden] * (self.config.depth - 1), self.value_dim]
             parameters = mlp_parameters(self.num_heads, widths, bias)
         if init == "zero_last":
             parameters[-2 if bias else -1].zero_()
@@ -249,7 +255,7 @@ class NeuralMemory(nn.Module):
         return self._output(out, x), state
 
     def recall(
-        self, keys: Float[Tensor, "batch time heads dim"], memory: MemoryState
+        self, keys: Float[Tensor, "batch time heads keys"], memory: MemoryState
     ) -> Float[Tensor, "batch time heads dim"]:
         """M(keys) at the weights of `memory`: the bare memory, without projections or gate."""
         if self.network is not None:
@@ -258,7 +264,7 @@ class NeuralMemory(nn.Module):
 
     def associations(
         self, x: Float[Tensor, "batch time {self.dim}"], state: NeuralMemoryState
-    ) -> tuple[Float[Tensor, "batch time heads dim"], Float[Tensor, "batch time heads dim"]]:
+    ) -> tuple[Float[Tensor, "batch time heads keys"], Float[Tensor, "batch time heads dim"]]:
         """The keys and values that `forward` would write for `x` (no padding) after `state`."""
         _, key_tail, value_tail = state.conv_tail.split(self._widths, dim=-1)
         keys = self._shape(self.key_proj(x), key_tail, "key")
@@ -366,6 +372,14 @@ class NeuralMemory(nn.Module):
             return out, memory, trace.surprise if want_surprise else None
         if self.config.rule == "gated_delta":
             tokens, gates = _gated_delta(tokens, gates)
+        if self.config.rule == "online":
+            scan = scan_online
+            if self.config.depth > 1:
+                scan = partial(scan_layers, chunk_size=self.chunk_size)
+            out, memory, trace = scan(
+                *tokens, gates, memory, mask=mask, write_mask=write_mask, options=self.options
+            )
+            return out, memory, trace.surprise if want_surprise else None
         queries, keys, values = tokens
         if queries.shape[1] == 1 and not torch.is_grad_enabled():
             out, memory, trace = ops.step(
@@ -407,12 +421,15 @@ class NeuralMemory(nn.Module):
         return out, memory, trace.surprise if want_surprise else None
 
     def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
-        """Projection -> convolution -> SiLU -> heads -> L2 norm."""
+        """Projection -> convolution -> SiLU -> heads -> L2 norm (-> products, of keys)."""
         if self.config.conv_size:
             raw = getattr(self, f"{name}_conv")(raw, tail)
         heads = nn.functional.silu(raw).unflatten(-1, (self.num_heads, -1))
         length = self.value_length if name == "value" else 1.0
-        return heads if length is None else fixed_length(heads, length)
+        heads = heads if length is None else fixed_length(heads, length)
+        return (
+            heads if name == "value" or self.config.features is None else self.key_products(heads)
+        )
 
     def _output(self, out: Tensor, x: Tensor) -> Tensor:
         """Norm -> gate -> projection (section 4.4)."""

@@ -31,7 +31,7 @@ from titans.settings import (
 
 NetworkKind = Literal["mlp", "gated", "swiglu", "factorised"]
 MemoryInit = Literal["learned", "random", "zero_first", "zero_last"]
-Rule = Literal["chunk", "ttt", "delta", "gated_delta"]
+Rule = Literal["chunk", "online", "ttt", "delta", "gated_delta"]
 GateKind = Literal["token", "chunk", "constant"]
 Power = Annotated[float, Range(1)]
 
@@ -41,6 +41,8 @@ DELTA_RULES = ("delta", "gated_delta")
     delta        M_t = M_{t-1} - beta_t (M_{t-1} k - v) k^T                          DeltaNet
     gated_delta  M_t = a_t M_{t-1} - beta_t (a_t M_{t-1} k - v) k^T, a = 1 - alpha   Gated DeltaNet
 """
+LARGEST_STEP = 1.5
+"""Of `rule: online`. The memory is a contraction up to 1.6 (docs/decisions/0006-online-rule.md)."""
 NUM_HEADS = 4
 """Memories side by side in a layer of its own, unless another number is given."""
 
@@ -55,6 +57,9 @@ class MemoryConfig:
     """Width of a head's queries and keys; None: the layer's width divided by `num_heads`."""
     value_dim: Count | None = None
     """Width of a head's values; None: `head_dim`."""
+    features: Count | None = None
+    """The memory reads this many learned products of its key, `unit((A k) * (B k))`, in place of
+    the key: a larger state that reads more sharply, for recall of many pairs. None: the key."""
     chunk_size: Count = 16
     """Tokens whose gradients are taken at the same weights; 1 is the exact online rule, larger is
     faster."""
@@ -80,9 +85,11 @@ class MemoryConfig:
     others are ordinary weights, learned or fixed by `init`."""
 
     rule: Rule = "chunk"
-    """How a write changes the memory. chunk: gradients at the start of each chunk, with momentum
-    and forgetting (Titans). Or a published rule as a baseline, which sets most of the fields below
-    itself: ttt, delta, gated_delta."""
+    """How a write changes the memory, with momentum and forgetting (Titans). online: each token
+    corrects the error that the memory makes at that token, in a form that no gates can make run
+    away (docs/decisions/0006-online-rule.md); `chunk_size` matters only from depth 2 on. chunk:
+    gradients at the start of each chunk. Or a published rule as a baseline, which sets most of the
+    fields below itself: ttt, delta, gated_delta."""
     loss: InnerLoss = "l2"
     """What the memory minimises at each token: squared error, Huber, or the sum of |error|^p."""
     huber_delta: Positive = 1.0
@@ -93,7 +100,8 @@ class MemoryConfig:
     """What forgetting pulls the weights to: the initial weights, or zero (the paper). A deep memory
     at zero never learns again (docs/decisions/0004-forgetting.md)."""
     step_limit: Positive | None = 1.0
-    """Stabiliser: the largest share of its own error that a write may undo; None: off (the paper).
+    """Stabiliser of `rule: chunk`: the largest share of its own error that a write may undo; None:
+    off (the paper).
     It keeps a memory stable at every chunk size (docs/decisions/0003-stabiliser.md)."""
     max_grad_norm: Positive | None = None
     """Clip each token's gradient to this norm; None: off."""
@@ -113,10 +121,11 @@ class MemoryConfig:
     gate_conv_size: Whole = 0
     """Width of a causal convolution through which gates see the tokens before; 0: a gate sees only
     its own token, and cannot tell the same token in two places apart (docs/log/memory.md)."""
-    step_init: NotNegative = 0.1
-    """Initial step: theta / (1 - eta), what a write comes to with the momentum that repeats it."""
-    step_max: NotNegative = 1.0
-    """Largest step."""
+    step_init: NotNegative | None = None
+    """Initial step, what a write comes to with the momentum that repeats it: theta / (1 - eta), or
+    with `rule: online` the share of the largest safe rate. None: 0.4 online, 0.1 otherwise."""
+    step_max: NotNegative | None = None
+    """Largest step. None: 1.5 online, 1 otherwise."""
     forgetting: bool = True
     """Forgetting (alpha in eq. 13); false: alpha = 0."""
     forget_init: Share = 5e-4
@@ -158,10 +167,7 @@ class MemoryConfig:
                 f"key_lag must be below conv_size ({self.conv_size}), which is how far keys can "
                 f"look back; got {self.key_lag}"
             )
-        if self.step_init > self.step_max:
-            raise ConfigError(
-                f"step_init must be between 0 and step_max ({self.step_max}), got {self.step_init}"
-            )
+        self._check_steps()
         if self.gate_conv_size and self.gates == "constant":
             raise ConfigError(
                 f"gate_conv_size={self.gate_conv_size} has no effect with gates='constant'; "
@@ -171,6 +177,8 @@ class MemoryConfig:
             self.check_network(f"network={self.network!r}")
         if self.init == "zero_first" and self.depth < 2:
             raise ConfigError("init='zero_first' needs a depth of 2 or more, got 1")
+        if self.rule == "online":
+            self._check_online()
         if self.written != "all" and self.rule != "chunk":
             raise ConfigError(
                 f"written={self.written!r} has no effect with rule={self.rule!r}; use all"
@@ -182,6 +190,36 @@ class MemoryConfig:
                 f"written={self.written!r} with init={self.init!r}: no error reaches the layer "
                 "that is written; choose another init"
             )
+
+    def _check_steps(self) -> None:
+        start, largest = self.steps
+        if start > largest:
+            raise ConfigError(f"step_init must be between 0 and step_max ({largest}), got {start}")
+        if self.rule == "online" and largest > LARGEST_STEP:
+            raise ConfigError(
+                f"step_max must be at most {LARGEST_STEP} with rule='online', which is bounded up "
+                f"to there; got {largest}"
+            )
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """`step_init` and `step_max`, with what None stands for."""
+        start, largest = (0.4, LARGEST_STEP) if self.rule == "online" else (0.1, 1.0)
+        largest = largest if self.step_max is None else self.step_max
+        return min(start, largest) if self.step_init is None else self.step_init, largest
+
+    def _check_online(self) -> None:
+        """Refuse what the online rule does not have."""
+        unknown = (
+            "network bias residual loss max_grad_norm gradient compiled surprise_threshold"
+        ).split()
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if field.name in unknown and given != field.default:
+                raise ConfigError(
+                    f"{field.name}={given!r} needs rule='chunk'; with rule='online' leave it at "
+                    f"{field.default!r}"
+                )
 
     def check_network(self, network: str) -> None:
         """Refuse settings of an MLP for another network."""
@@ -204,7 +242,15 @@ class MemoryConfig:
                 "give another num_heads, or head_dim"
             )
         init = self.init or ("learned" if self.depth <= 2 else "random")
-        chosen = replace(self, num_heads=heads, head_dim=self.head_dim or dim // heads, init=init)
+        start, largest = self.steps
+        chosen = replace(
+            self,
+            num_heads=heads,
+            head_dim=self.head_dim or dim // heads,
+            init=init,
+            step_init=start,
+            step_max=largest,
+        )
         value_dim = chosen.value_dim or chosen.head_dim
         if value_dim != chosen.head_dim and (self.residual or self.network != "mlp"):
             what = "a residual memory" if self.residual else f"network={self.network!r}"
@@ -216,7 +262,7 @@ class MemoryConfig:
 
     def as_published(self) -> "MemoryConfig":
         """With what the rule itself sets, if it is one of the published rules."""
-        if self.rule == "chunk":
+        if self.rule in ("chunk", "online"):
             return self
         kept = {name: getattr(self, name) for name in _LEFT_OPEN}
         # The published rates: beta = 2 theta is a sigmoid; TTT-MLP's is 0.1 times a sigmoid.
@@ -243,7 +289,7 @@ class MemoryConfig:
             surprise_measure=self.surprise_measure,
             skip_unsurprising=self.surprise_threshold is not None,
             write_threshold=self.write_threshold if holds else None,
-            step_limit=self.step_limit,
+            step_limit=None if self.rule == "online" else self.step_limit,
             skip_nonfinite=self.skip_nonfinite,
             read=self.read,
             gradient=self.gradient,
@@ -252,8 +298,8 @@ class MemoryConfig:
 
 
 _LEFT_OPEN = (
-    "rule num_heads head_dim value_dim chunk_size depth expansion conv_size key_lag gate_conv_size "
-    "write_threshold train_with_threshold compiled"
+    "rule num_heads head_dim value_dim features chunk_size depth expansion conv_size key_lag "
+    "gate_conv_size write_threshold train_with_threshold compiled"
 ).split()
 """What a published rule leaves to the user."""
 _PLAIN = {"momentum": False, "forget_towards": "zero", "step_limit": None, "value_norm": None}
@@ -265,6 +311,7 @@ class MemorySettings(TypedDict, total=False):
     num_heads: Count | None
     head_dim: Count | None
     value_dim: Count | None
+    features: Count | None
     chunk_size: Count
     network: NetworkKind
     depth: Count
@@ -286,8 +333,8 @@ class MemorySettings(TypedDict, total=False):
     compiled: bool
     gates: GateKind
     gate_conv_size: Whole
-    step_init: NotNegative
-    step_max: NotNegative
+    step_init: NotNegative | None
+    step_max: NotNegative | None
     forgetting: bool
     forget_init: Share
     momentum: bool

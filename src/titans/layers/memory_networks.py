@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from titans.layers.norm import fixed_length
+
 LAYER_GAIN = 2.0
 """Of every layer but the first: SiLU halves the small inputs that a key of length one gives it."""
 
@@ -29,6 +31,21 @@ def mlp_parameters(num_heads: int, widths: Sequence[int], bias: bool = False) ->
         if bias:
             parameters.append(torch.zeros(num_heads, fan_out))
     return parameters
+
+
+class KeyProducts(nn.Module):
+    """phi(k) = (A k) * (B k), elementwise, brought to unit length: a memory of degree two."""
+
+    def __init__(self, num_heads: int, head_dim: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, num_heads, features, head_dim))
+
+    def forward(
+        self, keys: Float[Tensor, "batch time heads dim"]
+    ) -> Float[Tensor, "batch time heads features"]:
+        """The features of keys or queries."""
+        first, second = torch.einsum("bthd,phfd->pbthf", keys, self.weight.to(keys.dtype))
+        return fixed_length(first * second)
 
 
 class GatedMemory(nn.Module):

@@ -40,6 +40,7 @@ LAYOUT_FIELDS = (
     "memory.rule",
     "memory.chunk_size",
     "memory.num_heads",
+    "memory.features",
     "memory.head_dim",
     "memory.value_dim",
     "memory.network",
