@@ -167,8 +167,8 @@ class Verbs:
                 first = [shown(record) for record in chosen[:SHOWN_BEFORE_FORGETTING]]
                 nothing = {"replayed": 0, "seconds": 0.0, "is_complete": False}
                 return {"records": len(chosen), "preview": first, **nothing}
-            if all and scope not in memory.store.scopes():
-                raise Refusal(404, "not_found", "there is nothing in this scope to forget")
+            if all:
+                _check_exists(memory)
             done = memory.forget(scope=scope) if all else memory.forget(id, **wanted)
             return {**asdict(done), "preview": None}
 
@@ -188,6 +188,7 @@ class Verbs:
 
         def steps(memory: TextMemory) -> Generator[object, None, list[str]]:
             lines: list[str] = []
+            _check_exists(memory)
             for line, _ in exporting(memory):
                 lines.append(line)
                 yield
@@ -271,6 +272,12 @@ def chain(memory: TextMemory, record: Record) -> list[Record]:
     while (after := memory.successor(found[-1].id)) is not None:
         found.append(after)
     return found
+
+
+def _check_exists(memory: TextMemory) -> None:
+    with memory.store.reading():
+        if memory.store.head(memory.scope) is None:
+            raise Refusal(404, "not_found", "nothing was ever remembered in this scope")
 
 
 def _found(memory: TextMemory, id: str) -> Record:
