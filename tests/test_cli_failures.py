@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,15 @@ def test_a_full_output_is_one_line() -> None:
         )
     assert done.returncode == 1 and "the disk is full" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message of `transformers` has five."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    words = ["chat", "--llm", f"hf:{tmp_path}", "--store", str(tmp_path / "m.db")]
+    assert cli.main([*words, "--encoder", "hashing:16"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "titans chat:" in line]) == 1
+    assert lines[-1].startswith(f"titans chat: {tmp_path} cannot be loaded")

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read lines, answer them."""
-    from titans.errors import GeneratorError
+    from titans.errors import ConfigError, GeneratorError
     from titans.recall import ChatSession, load_generator
 
     try:
@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
             trust_remote_code=args.trust_remote_code,
         )
     except GeneratorError as error:
-        print(f"titans chat: {error}", file=sys.stderr)
-        return 2
+        raise ConfigError(str(error)) from error
     with open_memory(args) as memory:
         memory.config = memory.config.change(remember_answers=args.remember_answers)
         if args.persistent:

@@ -40,25 +40,18 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Store the text, say how surprising it was."""
-    from tqdm import tqdm
-
+    from titans.cli.progress import Bar
     from titans.terminal import printable
 
     text = sys.stdin.read() if args.text == "-" else args.text
-    bar = tqdm(unit="passage", desc="encoding", delay=2, leave=False, file=sys.stderr)
-    with open_memory(args) as memory, bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with open_memory(args) as memory, Bar("encoding") as bar:
         record = memory.remember(
             text,
             speaker=args.speaker,
             time=args.time,
             id=args.id,
             metadata=args.metadata,
-            progress=progress,
+            progress=bar.reach,
         )
     if args.json:
         print(as_json(record.as_dict()))

@@ -53,14 +53,9 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(to_yaml(config))
         return 0
 
-    from titans.training.diagnosis import NonFiniteLoss
     from titans.training.stages import train
 
-    try:
-        result = train(config, resume=args.resume)
-    except NonFiniteLoss as error:
-        print(f"titans train: {error}", file=sys.stderr)
-        return 1
+    result = train(config, resume=args.resume)
     if result is None:
         return 0
     if args.json:
