@@ -9,7 +9,7 @@ import yaml
 from titans.layers.memory_config import MemoryConfig
 
 TABLE = Path(__file__).parents[1] / "docs" / "notation.md"
-BY_CONTEXT = ("num_heads", "head_dim", "value_dim", "init")
+BY_CONTEXT = ("num_heads", "head_dim", "value_dim", "init", "step_init", "step_max")
 """Settings whose default, None, stands for something that the table says in words."""
 
 
