@@ -19,6 +19,7 @@ import numpy as np
 from titans.errors import ConfigError, DataError
 from titans.files import describe_path, read_text
 from titans.settings import Count, Whole
+from titans.tasks.score import Value
 from titans.tasks.task import (
     GENERATED_TOGETHER,
     Cell,
@@ -26,7 +27,6 @@ from titans.tasks.task import (
     Outcome,
     Subject,
     Task,
-    batch_for,
     require_text,
 )
 from titans.tasks.text.haystack import read_books
@@ -265,6 +265,7 @@ class Babilong(Task):
     """Books that the facts are scattered through: a file or a folder (required)."""
 
     name = "babilong"
+    together = GENERATED_TOGETHER
     example = "--model checkpoints/babilong-mac --tasks qa1 --babi en-10k --background BOOKS"
 
     def __post_init__(self) -> None:
@@ -289,18 +290,9 @@ class Babilong(Task):
         for task in self.tasks:
             self._file(task)
 
-    def cells(self) -> list[Cell]:
-        """Tasks within lengths."""
-        return [
-            Cell(
-                samples=self.samples,
-                length=length,
-                detail={"task": task},
-                batch_size=batch_for(length, GENERATED_TOGETHER),
-            )
-            for length in sorted(self.lengths)
-            for task in self.tasks
-        ]
+    def details(self) -> list[dict[str, Value]]:
+        """bAbI's tasks."""
+        return [{"task": task} for task in self.tasks]
 
     def measure(
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from titans.settings import Count, Whole
+from titans.tasks.score import Value
 from titans.tasks.task import (
     Cell,
     IntArray,
     Outcome,
     Subject,
     Task,
-    batch_for,
     config_errors,
     depth_details,
     depth_of,
@@ -160,13 +160,9 @@ class Needle(NeedleOptions, Task):
         for length in self.lengths:
             self._generator(length)
 
-    def cells(self) -> list[Cell]:
-        """Depths within lengths."""
-        return [
-            Cell(samples=self.samples, length=length, detail=detail, batch_size=batch_for(length))
-            for length in sorted(self.lengths)
-            for detail in depth_details(self.depths)
-        ]
+    def details(self) -> list[dict[str, Value]]:
+        """The depths."""
+        return depth_details(self.depths)
 
     def measure(
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]

@@ -21,13 +21,13 @@ import numpy as np
 
 from titans.errors import ConfigError, DataError
 from titans.settings import Count, Whole
+from titans.tasks.score import Value
 from titans.tasks.task import (
     GENERATED_TOGETHER,
     Cell,
     Outcome,
     Subject,
     Task,
-    batch_for,
     depth_details,
     depth_of,
     require_text,
@@ -268,6 +268,7 @@ class SNiah(Task):
     name = "s-niah"
     example = "--model checkpoints/niah-mac --kinds pk,n --haystack BOOKS --each-file"
     means = ("state_bytes", "tokens")
+    together = GENERATED_TOGETHER
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -288,19 +289,9 @@ class SNiah(Task):
         if self.words is not None:
             KeyWords.load(self.words)
 
-    def cells(self) -> list[Cell]:
-        """Tasks within lengths, depths within tasks."""
-        return [
-            Cell(
-                samples=self.samples,
-                length=length,
-                detail={"kind": kind, **depth},
-                batch_size=batch_for(length, GENERATED_TOGETHER),
-            )
-            for length in sorted(self.lengths)
-            for kind in self.kinds
-            for depth in depth_details(self.depths)
-        ]
+    def details(self) -> list[dict[str, Value]]:
+        """Depths within tasks."""
+        return [{"kind": k, **depth} for k in self.kinds for depth in depth_details(self.depths)]
 
     def measure(
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]

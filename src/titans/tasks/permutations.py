@@ -13,14 +13,13 @@ from typing import Annotated
 import numpy as np
 
 from titans.settings import Count, Range
-from titans.tasks.score import Score, accuracy_score
+from titans.tasks.score import Score, Value, accuracy_score
 from titans.tasks.task import (
     Cell,
     IntArray,
     Outcome,
     Subject,
     Task,
-    batch_for,
     config_errors,
     require_vocabulary,
 )
@@ -93,13 +92,9 @@ class Permutations(Task):
         for length in self.lengths:
             self._generator(length)
 
-    def cells(self) -> list[Cell]:
-        """One per length."""
-        detail = {"group": f"S{self.degree}"}
-        return [
-            Cell(samples=self.samples, length=n, detail=dict(detail), batch_size=batch_for(n))
-            for n in sorted(self.lengths)
-        ]
+    def details(self) -> list[dict[str, Value]]:
+        """The group."""
+        return [{"group": f"S{self.degree}"}]
 
     def measure(
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]

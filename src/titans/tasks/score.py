@@ -47,16 +47,8 @@ def accuracy_score(
     than too narrow: no distribution on 0..1 of that mean varies more.
     """
     mean = math.fsum(outcomes) / len(outcomes)
-    low, high = wilson_interval(mean, len(outcomes))
-    return Score(
-        metric=metric,
-        value=mean,
-        low=low,
-        high=high,
-        samples=len(outcomes),
-        length=length,
-        detail=dict(detail or {}),
-    )
+    interval = wilson_interval(mean, len(outcomes))
+    return _score(metric, mean, interval, len(outcomes), length, detail)
 
 
 def mean_score(
@@ -69,12 +61,23 @@ def mean_score(
     """Mean of any numbers with the normal interval of a mean."""
     mean = math.fsum(outcomes) / len(outcomes)
     half = normal_half_width(outcomes)
+    return _score(metric, mean, (mean - half, mean + half), len(outcomes), length, detail)
+
+
+def _score(
+    metric: str,
+    value: float,
+    interval: tuple[float, float],
+    samples: int,
+    length: int | None,
+    detail: Mapping[str, Value] | None,
+) -> Score:
     return Score(
         metric=metric,
-        value=mean,
-        low=mean - half,
-        high=mean + half,
-        samples=len(outcomes),
+        value=value,
+        low=interval[0],
+        high=interval[1],
+        samples=samples,
         length=length,
         detail=dict(detail or {}),
     )

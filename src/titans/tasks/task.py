@@ -107,6 +107,8 @@ class Task:
     """A typical use: what follows `titans eval NAME`."""
     means: ClassVar[tuple[str, ...]] = ("state_bytes",)
     """Outcomes beside the accuracy of which a record has the mean."""
+    together: ClassVar[int] = 1
+    """Samples that are read side by side however long they are, if memory allows."""
     unit: ClassVar[str] = "tok"
     """What the progress bar counts."""
     reads_with_model: ClassVar[bool] = True
@@ -143,9 +145,22 @@ class Task:
             if isinstance(path, Path) and not path.exists():
                 raise DataError(f"--{option.name} {path}: no such file or folder")
 
+    def details(self) -> list[dict[str, Value]]:
+        """What the cells of one length differ in."""
+        return [{}]
+
     def cells(self) -> list[Cell]:
-        """Everything to be measured, cheapest first."""
-        raise NotImplementedError
+        """Everything to be measured, cheapest first: here details within lengths."""
+        return [
+            Cell(
+                samples=self.samples,  # type: ignore[attr-defined]
+                length=length,
+                detail=detail,
+                batch_size=batch_for(length, self.together),
+            )
+            for length in sorted(self.lengths)  # type: ignore[attr-defined]
+            for detail in self.details()
+        ]
 
     def measure(self, subject: Any, cell: Cell, seed: int, samples: Sequence[int]) -> list[Outcome]:
         """The outcome of each of these samples."""
