@@ -3,6 +3,7 @@
 import pytest
 
 from titans.recall import TextMemory
+from titans.tasks.recall_sets import updates
 
 FACTS = [
     [
@@ -124,3 +125,76 @@ def test_a_successor_leads_and_both_stay_readable(real_memory: TextMemory):
 def test_small_talk_repeated_is_one_group(real_memory: TextMemory, text):
     first = real_memory.remember(text, speaker="Ann")
     assert real_memory.remember(text, speaker="Ann").duplicate_of == first.id
+
+
+HOMES = [
+    ("I live in Paris.", "2020-03-01", "paris"),
+    ("We moved to Rome last month.", "2021-03-01", "rome"),
+    ("My flat is in Oslo now.", "2022-03-01", "oslo"),
+]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_chains_resolve_in_time_in_whatever_order_they_were_written(
+    real_memory: TextMemory, order: tuple[int, ...]
+):
+    for text, time, id in (HOMES[place] for place in order):
+        real_memory.remember(text, speaker="Ann", time=time, id=id)
+    real_memory.remember("I slept badly again.", speaker="Ann", time="2022-04-01")
+    found = real_memory.recall("Where does Ann live?", 3)
+    assert found[0].id == "oslo" and found[0].successor_of == "rome"
+    assert [r.id for r in real_memory.history("rome")] == ["paris", "rome", "oslo"]
+    for at, known in (("2020-06", "paris"), ("2021", "rome"), ("2022-02-28", "rome")):
+        then = real_memory.recall("Where does Ann live?", 1, at=at)[0]
+        assert (then.id, then.succeeded_by) == (known, None)
+    assert real_memory.recall("Where does Ann live?", 1, at="2019") == []
+
+
+def test_links_need_no_word_in_common(real_memory: TextMemory):
+    old = real_memory.remember("I am a vegetarian.", speaker="Ann", time="2023-01-01")
+    real_memory.remember("I am a vegetarian.", speaker="Bob", time="2023-02-01")
+    new = real_memory.remember("I'm eating meat again.", speaker="Ann", time="2024-01-01")
+    assert new.successor_of == old.id
+
+
+def test_saying_a_thing_twice_keeps_its_update(real_memory: TextMemory):
+    for number, day in enumerate(("2023-01-01", "2023-01-05")):
+        real_memory.remember("I live in Rome.", speaker="Ann", time=day, id=f"rome {number}")
+    new = real_memory.remember(
+        "I moved to Oslo, I live there now.", speaker="Ann", time="2023-06-01"
+    )
+    found = real_memory.recall("Where does Ann live?", 2)
+    assert found[0].id == new.id and found[1].succeeded_by == new.id
+    again = real_memory.remember("I live in Rome.", speaker="Ann", time="2024-01-01", id="back")
+    assert again.duplicate_of is None
+    assert real_memory.recall("Where does Ann live?", 1)[0].id == "back"
+
+
+def test_forgetting_a_link_of_a_chain_keeps_the_others_joined(real_memory: TextMemory):
+    for text, time, id in HOMES:
+        real_memory.remember(text, speaker="Ann", time=time, id=id)
+    real_memory.forget("rome")
+    assert [r.id for r in real_memory.history("oslo")] == ["paris", "oslo"]
+    real_memory.forget("paris")
+    assert [r.id for r in real_memory.history("oslo")] == ["oslo"]
+
+
+def test_the_same_words_on_another_day_are_another_event(real_memory: TextMemory):
+    for day in ("2024-01-01", "2024-01-09"):
+        record = real_memory.remember("I ran ten miles yesterday.", speaker="Ann", time=day)
+        assert record.duplicate_of is None
+
+
+def test_generated_chains_lead_with_their_latest(real_memory: TextMemory):
+    right = asked = 0
+    for wording in range(3):
+        chat = updates(100, wording)
+        path = real_memory.store.path
+        with TextMemory(path, chat.name, encoder=real_memory.encoder) as memory:
+            for turn in chat.said:
+                memory.remember(turn.text, speaker=turn.speaker, time=turn.time, id=turn.id)
+            for question in chat.asked:
+                found = memory.recall(question.text, 1, at=question.at)[0]
+                right += bool(question.answers & {found.id, *found.duplicates})
+                asked += 1
+    assert asked > 30 and right / asked >= 0.9

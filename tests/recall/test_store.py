@@ -208,3 +208,4 @@ def test_what_was_changed_behind_our_back_is_never_answered(tmp_path: Path, chan
     db.close()
     with TextMemory(path) as memory, pytest.raises(StoreError, match="is damaged"):
         memory.recall("tea")
+        memory.remember("tea")  # reads the neural memory, which recall does not

@@ -70,6 +70,7 @@ class AsyncTextMemory:
     forget = _in_thread(TextMemory.forget)
     get = _in_thread(TextMemory.get)
     records = _in_thread(TextMemory.records)
+    history = _in_thread(TextMemory.history)
     stats = _in_thread(TextMemory.stats)
 
     async def close(self) -> None:

@@ -12,10 +12,13 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from titans.errors import DataError, StoreError
 from titans.recall import forgetting
@@ -45,6 +48,7 @@ from titans.recall.search.fusion import load_fusion
 from titans.recall.search.search import Hits, Searcher
 from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
 from titans.recall.text.passages import encode_passages
+from titans.recall.text.words import end_of_period
 from titans.recall.writing import NewText, refuse_other_text, write_text
 
 
@@ -212,6 +216,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         after: datetime | str | None = None,
         speaker: str | None = None,
         metadata: Mapping[str, Scalar] | None = None,
+        at: datetime | str | None = None,
         threshold: float | None = None,
         explain: bool = False,
     ) -> list[Recalled]:
@@ -221,15 +226,23 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             before: only records from before this time (exclusive).
             after: only records from this time on (inclusive).
             metadata: only records whose metadata has these fields with these values.
+            at: as known then: a time, or all of a day, month or year ("2024-05-31", "2024-05",
+                "2024"). Later records do not exist, and "yesterday" is counted from it.
             threshold: only records whose `score` is at least this; 0 or None drops nothing.
             explain: say for each record what every feature contributed.
         """
         check_count(1, k=k)
         check_query(query, threshold)
         wanted = as_filter(before, after, speaker, metadata)
+        today = None
+        if at is not None:
+            end = end_of_period(at)
+            today = end.date()
+            known = to_microseconds(end) + 1
+            wanted = replace(wanted, before=min(known, wanted.before or known))
         with self._lock, self.store.reading():
             self._replica.refresh()
-            hits = self._searcher.search(query, wanted)
+            hits = self._searcher.search(query, wanted, today)
             return Assembly(self._replica, explain).build(hits, k, threshold or 0.0, exclude=None)
 
     def search(self, query: str) -> Hits:
@@ -352,6 +365,22 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 return None
             after = self.store.successor_id(head.scope_id, found.seq)
         return None if after is None else self.get(after)
+
+    def history(self, id: str) -> list[Record]:
+        """How what a record states has changed: all statements of it, oldest first."""
+        with self._lock, self.store.reading():
+            self._replica.refresh()
+            scope_id, index = self._replica.scope_id, self._replica.index
+            found = None if scope_id is None else self.store.find(scope_id, id)
+            if scope_id is None or found is None:
+                raise DataError(f"there is no record {id!r} in scope {self.scope!r}")
+            rows = np.flatnonzero(index.column("seq") == found.seq)
+            facts = np.isin(index.column("fact"), index.column("fact")[rows])
+            seqs = np.unique(index.column("seq")[facts]).tolist()
+            stated = self.store.records(scope_id, seqs)
+            ids = {seq: record.id for seq, record in stated.items()}
+            ordered = sorted(stated.values(), key=lambda record: (record.time, record.seq))
+            return [to_record(record, ids, is_new=False) for record in ordered]
 
     def records(
         self,

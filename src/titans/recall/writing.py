@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from titans.errors import DataError
 from titans.recall.neural.memory import Observation
 from titans.recall.replica import Replica
 from titans.recall.search.blocks import save_blocks
+from titans.recall.search.index import BARE
 from titans.recall.store import StoredRecord
+from titans.recall.text.facts import topics
 from titans.recall.text.links import SUCCESSOR_COSINE, Statement, judge_link
-from titans.recall.text.passages import EncodedPassage
+from titans.recall.text.passages import IS_OUTSIDE, EncodedPassage
 
 LINK_CANDIDATES = 8
 """Nearest texts that a new one is compared with, to link it."""
+TOPIC_CANDIDATES = 48
+"""The same for a text with a topic (facts.py)."""
+LINK_TERMS, MAX_TERM_COUNT = 4, 256
+"""Of a new text's rarest words, those in at most so many passages find more."""
 
 
 @dataclass(frozen=True)
@@ -100,24 +107,72 @@ def _judge(replica: Replica, surprise: float, is_duplicate: bool) -> tuple[bool,
 
 
 def _links(replica: Replica, new: NewText) -> tuple[int | None, int | None]:
-    """The seq of the record that this text repeats, and of the one that it updates."""
+    """The seq of the record that this text repeats, and of one whose fact it updates."""
     index = replica.index
     if len(new.passages) != 1 or not len(index) or replica.scope_id is None:
         return None, None
     passage = new.passages[0]
-    rows, cosines = index.nearest(passage.bare.numpy(), LINK_CANDIDATES, quick=True)
-    rows, cosines = rows[cosines >= SUCCESSOR_COSINE], cosines[cosines >= SUCCESSOR_COSINE]
-    statement = Statement(new.text, new.speaker, passage.tokens)
+    outside = bool(passage.flags & IS_OUTSIDE)
+    statement = Statement(new.text, new.speaker, passage.tokens, new.time, outside)
+    rows, cosines = _link_candidates(replica, passage, new)
     stored = replica.store.records(replica.scope_id, [int(s) for s in index.column("seq")[rows]])
     numbers = [int(p) for p in index.column("passage")[rows]]
     tokens = replica.store.token_vectors(replica.scope_id, numbers)
-    for row, cosine, number in zip(rows, cosines, numbers, strict=True):
+    updated: int | None = None
+    for row, cosine, number in zip(rows.tolist(), cosines.tolist(), numbers, strict=True):
         seq = int(index.column("seq")[row])
         old_tokens = np.frombuffer(tokens[number], np.int8).reshape(-1, passage.tokens.shape[1])
-        old = Statement(stored[seq].text, stored[seq].speaker, old_tokens)
-        link = judge_link(statement, old, float(cosine), replica.config.duplicate_threshold)
+        found = stored[seq]
+        is_outside = bool(index.column("flags")[row] & IS_OUTSIDE)
+        old = Statement(found.text, found.speaker, old_tokens, found.time, is_outside)
+        link = judge_link(statement, old, cosine, replica.config.duplicate_threshold)
         if link == "duplicate":
-            return int(index.column("group")[row]), None
-        if link == "successor" and not index.column("replaced")[row]:
+            if not _is_past(replica, row):
+                return int(index.column("group")[row]), None
+            # What held before and changed is said again: it holds anew.
             return None, seq
-    return None, None
+        if link == "successor" and updated is None:
+            updated = seq
+    return None, updated
+
+
+def _link_candidates(
+    replica: Replica, passage: EncodedPassage, new: NewText
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Rows that a new text may repeat or update, the nearest first, and their cosines.
+
+    They are near in the encoder's space, or by the same speaker and with the same rare words. A
+    text with a topic is compared with more of them: what it updates may share no word with it.
+    """
+    index = replica.index
+    assert replica.scope_id is not None
+    query = passage.bare.numpy()
+    if topics(new.text):
+        near = index.nearest(query, TOPIC_CANDIDATES, quick=True)[0]
+    else:
+        near, cosines = index.nearest(query, LINK_CANDIDATES, quick=True)
+        near = near[cosines >= SUCCESSOR_COSINE]
+    distinct = sorted(set(passage.terms), key=replica.count)
+    shared: list[NDArray[np.int64]] = []
+    for term in distinct[:LINK_TERMS]:
+        if 0 < replica.count(term) <= MAX_TERM_COUNT:
+            shared.append(index.rows_of(replica.store.postings(replica.scope_id, term)))
+    if shared:
+        rows, counts = np.unique(np.concatenate(shared), return_counts=True)
+        own = index.column("speaker")[rows] == index.speakers.get(new.speaker or "", -1)
+        rows, counts = rows[own], counts[own]
+        # Of those with most words in common the latest.
+        best = rows[np.lexsort((rows, counts))[-LINK_CANDIDATES:]]
+        near = np.union1d(near, best)
+    cosines = index.vectors(near)[:, BARE] @ query
+    order = np.argsort(-cosines, kind="stable")
+    return near[order], cosines[order]
+
+
+def _is_past(replica: Replica, row: int) -> bool:
+    """Whether what a row states was updated by a later statement."""
+    index = replica.index
+    fact = int(index.column("fact")[row])
+    history = index.histories(np.array([row])).get(fact)
+    groups = index.column("group")
+    return history is not None and bool(groups[history[-1]] != groups[row])

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from titans.recall.records import Recalled, ScoreParts, from_microseconds
 from titans.recall.replica import Replica
 from titans.recall.search.features import FEATURES, PARTS
@@ -50,7 +52,7 @@ class Assembly:
 
     def _recalled(self, hits: Hits, place: int, record: StoredRecord) -> Recalled:
         index_row = int(hits.rows[place])
-        successor, predecessor = self._succession(record)
+        predecessor, successor = self._succession(index_row, hits)
         return Recalled(
             id=record.id,
             text=record.text,
@@ -111,13 +113,22 @@ class Assembly:
         found = self.replica.store.records(self.replica.scope_id, sorted(members))
         return tuple(found[seq].id for seq in sorted(found))
 
-    def _succession(self, record: StoredRecord) -> tuple[str | None, str | None]:
-        assert self.replica.scope_id is not None
-        successor = self.replica.store.successor_id(self.replica.scope_id, record.seq)
-        if record.successor_of is None:
-            return successor, None
-        found = self.replica.store.records(self.replica.scope_id, [record.successor_of])
-        return successor, found[record.successor_of].id if record.successor_of in found else None
+    def _succession(self, row: int, hits: Hits) -> tuple[str | None, str | None]:
+        """The ids of the statements of the same fact before and after this one."""
+        index = self.replica.index
+        history = index.histories(np.array([row])).get(int(index.column("fact")[row]))
+        if history is None or self.replica.scope_id is None:
+            return None, None
+        if hits.allowed is not None:
+            history = history[hits.allowed[history]]
+        groups = index.column("group")[history]
+        own = np.flatnonzero(groups == index.column("group")[row])
+        first, last = int(own[0]), int(own[-1])
+        seqs = index.column("seq")[history].tolist()
+        wanted = [seqs[place] for place in (first - 1, last + 1) if 0 <= place < len(seqs)]
+        found = self.replica.store.records(self.replica.scope_id, wanted)
+        before = found[seqs[first - 1]].id if first else None
+        return before, found[seqs[last + 1]].id if last + 1 < len(seqs) else None
 
 
 CLAUSES: tuple[tuple[str, float, str], ...] = (

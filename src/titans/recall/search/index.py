@@ -55,8 +55,9 @@ class ScopeIndex:
             # Two arrays, not one of twice the width: reading them is what takes the time.
             "small": np.empty((0, min(SMALL_DIM, dim // 2)), np.float32),
             "small_more": np.empty((0, min(SMALL_DIM, dim // 2)), np.float32),
-            "replaced": np.empty(0, np.bool_),
+            "fact": np.empty(0, np.int64),
         }
+        self._told_again: set[int] = set()
         self._bases = _small_bases(dim)
         self._sum = np.zeros(dim, np.float64)
         self.speakers: dict[str, int] = {}
@@ -108,14 +109,38 @@ class ScopeIndex:
         self.num_records += len(np.unique(columns["seq"]))
         # Exact, and so the same in any order: multiples of 2^-24 below 1, added in float64.
         self._sum += rows.total
-        self._arrays["replaced"][begin:end] = False
-        replaced = columns["successor_of"][columns["successor_of"] > 0]
-        if len(replaced):
-            self.column("replaced")[:] |= np.isin(self.column("seq"), replaced)
+        self._join_facts(begin)
+
+    def _join_facts(self, begin: int) -> None:
+        """Give the rows from `begin` on the fact of the record that they update or repeat.
+
+        A fact is a number: the seq of the record that stated it first.
+        """
+        seqs, facts = self.column("seq"), self.column("fact")
+        facts[begin:] = seqs[begin:]
+        updates, groups = self.column("successor_of"), self.column("group")
+        linked = np.flatnonzero((updates[begin:] > 0) | (groups[begin:] != seqs[begin:]))
+        for row in (linked + begin).tolist():
+            earlier = int(updates[row] or groups[row])
+            place = int(np.searchsorted(seqs, earlier))
+            if place < row and seqs[place] == earlier:
+                facts[row] = facts[place]
+                if updates[row]:
+                    self._told_again.add(int(facts[row]))
+
+    def histories(self, rows: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        """The facts of some rows that were updated -> all rows that state them, oldest first."""
+        facts = self.column("fact")
+        changed = sorted(self._told_again.intersection(facts[rows].tolist()))
+        found: dict[int, NDArray[np.int64]] = {}
+        for fact in changed:
+            members = np.flatnonzero(facts == fact)
+            found[fact] = members[np.argsort(self.column("time")[members], kind="stable")]
+        return found
 
     def rows(self, begin: int, end: int) -> Columns:
         """Some passages by column, as `append` takes them."""
-        names = [name for name in self._arrays if name != "replaced"]
+        names = [name for name in self._arrays if name != "fact"]
         columns = {name: self._arrays[name][begin:end].copy() for name in names}
         used = sorted({int(code) for code in columns["speaker"]} - {-1})
         by_code = list(self.speakers)

@@ -59,6 +59,8 @@ class Hits:
     contributions: NDArray[np.float32]
     """Of each feature to the sum behind the score."""
     recency: NDArray[np.float32]
+    allowed: NDArray[np.bool_] | None = None
+    """Per passage of the scope whether it may be returned; None if every one may."""
 
     @classmethod
     def nothing(cls) -> "Hits":
@@ -147,6 +149,9 @@ class Searcher:
         rows = self._candidates(query, evidence, allowed)
         if not len(rows):
             return Hits.nothing()
+        histories = self._histories(rows, allowed)
+        latest = [history[-1] for history in histories]
+        rows = np.union1d(rows, np.array(latest, np.int64))
         features = np.zeros((len(rows), len(FEATURES)), np.float32)
         features[:, : len(BASE)] = feature_matrix(
             self.index, query, evidence, rows, self._tokens(rows)
@@ -171,12 +176,38 @@ class Searcher:
             logits[others] = np.minimum(logits[others], logits[chosen].min())
         recency = self._recency(rows)
         logits += RECENCY_WEIGHT * recency + prior_shift(len(self.index))
-        logits -= REPLACED_PENALTY * self.index.column("replaced")[rows]
+        for history in histories:
+            self._lead_by_the_latest(history, rows, logits)
         scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
         return Hits(
-            rows[order], scores[order], features[order], contributions[order], recency[order]
+            *(rows[order], scores[order], features[order], contributions[order], recency[order]),
+            allowed,
         )
+
+    def _histories(
+        self, rows: NDArray[np.int64], allowed: NDArray[np.bool_] | None
+    ) -> list[NDArray[np.int64]]:
+        """The rows that state each fact that was updated, oldest first, of those allowed."""
+        found = self.index.histories(rows).values()
+        if allowed is not None:
+            found = [history[allowed[history]] for history in found]
+        return [history for history in found if len(history) > 1]
+
+    def _lead_by_the_latest(
+        self, history: NDArray[np.int64], rows: NDArray[np.int64], logits: NDArray[np.float32]
+    ) -> None:
+        """Give the latest statement of a fact the best score that any of them has, less to those
+        before it: a question finds the wording that is nearest, and is answered by the latest."""
+        groups = self.index.column("group")
+        stated = history[np.isin(history, rows)]
+        places = np.searchsorted(rows, stated)
+        is_latest = groups[stated] == groups[history[-1]]
+        best = logits[places].max()
+        now = places[is_latest]
+        logits[now] += best - logits[now].max()
+        before = places[~is_latest]
+        logits[before] = np.minimum(logits[before], best) - REPLACED_PENALTY
 
     def _tokens(self, rows: NDArray[np.int64]) -> list[bytes]:
         """The vectors of the words of some passages."""
@@ -238,9 +269,9 @@ class Searcher:
         return np.unique(np.concatenate([near, *by_words]))
 
     def _recency(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """1 for the newest record of the scope, 1/2 a month before it."""
+        """1 for the newest of the candidates, 1/2 a month before it."""
         time = self.index.column("time")
-        age = (time.max() - time[rows]) / MONTH
+        age = np.maximum(time[rows].max() - time[rows], 0) / MONTH
         return (1 / (1 + age)).astype(np.float32)
 
 

@@ -28,6 +28,8 @@ def delete_records(store: Connection, scope_id: int, seqs: Sequence[int]) -> Non
     db.execute("DELETE FROM gone")
     db.executemany("INSERT INTO gone VALUES (?)", [(seq,) for seq in seqs])
     in_gone = "IN (SELECT seq FROM gone)"
+    query = f"SELECT seq, successor_of FROM records WHERE seq {in_gone}"
+    updated: dict[Value, Value] = dict(db.execute(query).fetchall())
     passages = f"(SELECT id FROM passages WHERE seq {in_gone})"
     _delete_postings(store, scope_id, passages)
     db.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}")
@@ -36,7 +38,7 @@ def delete_records(store: Connection, scope_id: int, seqs: Sequence[int]) -> Non
     # Blocks have no gaps, and snapshots hold all that was written before: both go from the first.
     for table, column in (("index_blocks", "last_seq"), ("snapshots", "seq")):
         db.execute(f"DELETE FROM {table} WHERE scope = ? AND {column} >= ?", (scope_id, min(seqs)))
-    _mend_links(store, scope_id, in_gone)
+    _mend_links(store, scope_id, in_gone, updated)
     db.execute("DELETE FROM gone")
     query = "SELECT coalesce(max(seq), 0) FROM records WHERE scope = ?"
     last_seq = int(db.execute(query, (scope_id,)).fetchone()[0])
@@ -58,17 +60,30 @@ def _delete_postings(store: Connection, scope_id: int, passages: str) -> None:
                 db.execute("DELETE FROM terms WHERE id = ?", (term_id,))
 
 
-def _mend_links(store: Connection, scope_id: int, in_gone: str) -> None:
-    """Cut links to what is gone. A group whose first record is gone is led by the next one."""
+def _mend_links(
+    store: Connection, scope_id: int, in_gone: str, updated: dict[Value, Value]
+) -> None:
+    """Lead links past what is gone. A group whose first record is gone is led by the next one, and
+    so is a chain of updates.
+
+    Args:
+        updated: the records that are gone -> what they updated.
+    """
     leaders: dict[Value, Value] = {}
+    heirs: dict[Value, Value] = {}
     where = f"scope = ? AND (successor_of {in_gone} OR duplicate_of {in_gone}) ORDER BY seq"
     for row in list(store.select("records", where, scope_id)):
         *kept, duplicate_of, successor_of = row
-        gone = store.db.execute(
-            f"SELECT ? {in_gone}, ? {in_gone}", (duplicate_of, successor_of)
-        ).fetchone()
-        if gone[0]:
+        if duplicate_of in updated:
             leader = leaders.setdefault(duplicate_of, row[0])
-            duplicate_of = None if leader == row[0] else leader
-        successor_of = None if gone[1] else successor_of
-        store.insert("records", *kept, duplicate_of, successor_of, replace=True)
+            if leader == row[0]:
+                successor_of, duplicate_of = updated[duplicate_of], None
+            else:
+                duplicate_of = leader
+        first = successor_of
+        while first in updated and updated[first] is not None:
+            first = updated[first]
+        if first in updated:
+            heir = heirs.setdefault(first, row[0])
+            first = None if heir == row[0] else heir
+        store.insert("records", *kept, duplicate_of, first, replace=True)

@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.text.words import STOP_WORDS, stem, words
+from titans.recall.text.acts import acts_of
+from titans.recall.text.facts import TOPIC_STEMS, topics
+from titans.recall.text.words import STOP_WORDS, stem, tells_when, words
 
 Link = Literal["duplicate", "successor"]
 
@@ -21,6 +23,13 @@ SUCCESSOR_COSINE = 0.5
 """Below, two statements are not about the same thing."""
 FRAME_COSINE = 0.75
 """Two statements in one frame with different values are at least this near."""
+
+MIN_TOLD = 0.5
+"""A text that tells less than this share of its words states no fact that could change."""
+SHORT = 8
+"""Content words of a text that tells one thing."""
+SAME_DAY = 20 * 3600 * 10**6
+"""Microseconds after which "yesterday" is another day."""
 
 _CHANGE = re.compile(
     r"\b(now|no longer|not .{0,20}any ?more|any ?more|instead|actually|changed?|switched|moved"
@@ -56,7 +65,11 @@ class Statement:
     text: str
     speaker: str | None
     tokens: NDArray[np.int8]
-    """Compressed token vectors (views.py)."""
+    """Compressed token vectors (passages.py)."""
+    time: int = 0
+    """Microseconds since 1970."""
+    is_outside: bool = False
+    """Whether the encoder does not know its language: only the same words say the same."""
 
 
 def judge_link(
@@ -66,11 +79,20 @@ def judge_link(
     new_words, old_words = _content(new.text), _content(old.text)
     if not new_words or not old_words:
         return "duplicate" if new.text.strip() == old.text.strip() else None
+    # "I went running yesterday", said on two days, tells of two runs.
+    is_same_time = not tells_when(new.text) or abs(new.time - old.time) <= SAME_DAY
     if new.text.strip().lower() == old.text.strip().lower():
-        return "duplicate"
-    if is_update(new, old, cosine, new_words, old_words):
+        return "duplicate" if is_same_time else None
+    if new.is_outside or old.is_outside:
+        return None
+    later, earlier = (new, old) if new.time >= old.time else (old, new)
+    if is_update(later, earlier, cosine, _content(later.text), _content(earlier.text)):
         return "successor"
-    if cosine >= duplicate_threshold and _says_the_same(new, old, new_words, old_words):
+    if (
+        is_same_time
+        and cosine >= duplicate_threshold
+        and _says_the_same(new, old, new_words, old_words)
+    ):
         return "duplicate"
     return None
 
@@ -79,16 +101,20 @@ def is_update(
     new: Statement, old: Statement, cosine: float, new_words: set[str], old_words: set[str]
 ) -> bool:
     """Whether the new statement replaces the old one."""
-    if new.speaker != old.speaker or new.text.rstrip().endswith("?"):
+    if new.speaker != old.speaker or min(acts_of(t.text).tells for t in (new, old)) < MIN_TOLD:
         return False
     shared, added = new_words & old_words, new_words - old_words
+    about_one = topics(new.text) & topics(old.text)
+    if about_one and added - TOPIC_STEMS and old_words - new_words - TOPIC_STEMS:
+        return True
     if not shared or not added or cosine < SUCCESSOR_COSINE:
         return False
     if _subject(new.text) != _subject(old.text):
         return False
     says_change = bool(_CHANGE.search(new.text)) and not _CHANGE.search(old.text)
     if says_change:
-        return len(shared) >= 2 or len(shared) / len(old_words) >= 0.3
+        enough = len(shared) >= 2 and len(old_words) <= SHORT
+        return enough or len(shared) / len(old_words) >= 0.3
     return cosine >= FRAME_COSINE and _same_frame(new.text, old.text)
 
 
@@ -106,7 +132,9 @@ def _says_the_same(
     lost = len(old_words - new_words) / len(old_words)
     if max(missing, lost) <= 0.34:
         return True
-    return _coverage(new.tokens, old.tokens) >= 0.62 and _coverage(old.tokens, new.tokens) >= 0.62
+    # Long texts resemble each other all over and still tell different things.
+    least = 0.62 if max(len(new_words), len(old_words)) <= SHORT else 0.75
+    return min(_coverage(new.tokens, old.tokens), _coverage(old.tokens, new.tokens)) >= least
 
 
 def _coverage(of: NDArray[np.int8], by: NDArray[np.int8]) -> float:

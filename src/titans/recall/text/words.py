@@ -7,6 +7,7 @@ know are also indexed by pieces of their words (`pieces`).
 
 import re
 import unicodedata
+from calendar import monthrange
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
@@ -163,6 +164,21 @@ def parse_time(value: datetime | str) -> datetime:
         raise DataError(f"{value.isoformat()} lies outside the years 1 to 9999 in UTC") from error
 
 
+def end_of_period(value: datetime | str) -> datetime:
+    """The last moment of a year, month or day given as text ("2024-05"), or the time itself."""
+    if isinstance(value, str) and (match := _PERIOD.fullmatch(value.strip())):
+        year, month, day = (int(part) if part else None for part in match.groups())
+        try:
+            begin = datetime(year or 1, month or 1, day or 1, tzinfo=UTC)
+        except ValueError as error:
+            raise DataError(f"{value!r} is not a time: {error}") from error
+        if day is None:
+            day = monthrange(begin.year, month or 12)[1]
+        last = begin.replace(month=month or 12, day=day)
+        return last.replace(hour=23, minute=59, second=59, microsecond=999_999)
+    return parse_time(value)
+
+
 def cut_spans(length: int, breaks: Iterator[int], limit: int) -> list[tuple[int, int]]:
     """Cut `range(length)` into spans of at most `limit`, at the last of `breaks` that fits.
 
@@ -192,6 +208,7 @@ _AUXILIARY = re.compile(
     re.IGNORECASE,
 )
 _ASKS_WHEN = re.compile(r"(when|how long|what date|which month|in which|since when|what time)\b")
+_PERIOD = re.compile(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2}))?)?")
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _TELLS_WHEN = re.compile(
     r"\b(yesterday|today|tonight|tomorrow|recently|ago|since|few days"
