@@ -207,7 +207,7 @@ class NeuralMemory(nn.Module):
         """
         state = self._check(x, state)
         x, mask, lost = without_nonfinite(x, mask, self.options.skip_nonfinite)
-        if mask is None or bool(mask.all()):
+        if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
             y, state, surprise = self._run_pieces(x, state, None, write_mask, return_surprise)
         else:
             order, count = compact(mask)
@@ -240,7 +240,7 @@ class NeuralMemory(nn.Module):
     ) -> tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]:
         """Read at the present weights. Nothing is written; only the read's own tail moves."""
         state = self._check(x, state)
-        if mask is not None and not bool(mask.all()):
+        if mask is not None and (torch.compiler.is_compiling() or not bool(mask.all())):
             order, count = compact(mask)
             y, state = self._read(take_columns(x, order), state, count)
             return scatter_back(y * _real(count, x.shape[1], y), order), state
@@ -281,7 +281,8 @@ class NeuralMemory(nn.Module):
         """A long call in pieces of whole chunks, so that what it works on stays in the cache."""
         batch, time = x.shape[:2]
         size = max(PIECE_TOKENS // (batch * self.chunk_size), 1) * self.chunk_size
-        if time <= size:
+        # A graph for any length has no loop over it.
+        if torch.compiler.is_compiling() or time <= size:
             return self._run(x, state, count, write_mask, want_surprise)
         outputs, surprises = [], []
         # Split, not sliced: a slice's derivative is as long as the whole input.
@@ -310,6 +311,7 @@ class NeuralMemory(nn.Module):
         """Rows whose real tokens come first; `count` says how many (None: all)."""
         gates, gate_past = self.gates(x, state.position, state.gate_past, count)
         may_skip = count is None and not want_surprise and not torch.is_grad_enabled()
+        may_skip = may_skip and not torch.compiler.is_compiling()
         if may_skip and self._writes_nothing(gates, write_mask):
             y, state = self._pass_by(x, state)
             return y, state.replace(gate_past=gate_past), None

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.serialization import add_safe_globals
+from torch.utils._pytree import _register_namedtuple, register_dataclass
 
 from titans.errors import StateError
 from titans.files import read_tensors, write_tensors
@@ -113,3 +115,11 @@ class NeuralMemoryState:
     def replace(self, **changes: object) -> "NeuralMemoryState":
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+# So that states pass through `torch.export`, `vmap`, whatever else maps over tensors, and
+# `torch.load(weights_only=True)`: they are nothing but data.
+add_safe_globals([MemoryState, NeuralMemoryState, GatePast])
+register_dataclass(MemoryState, serialized_type_name="titans.MemoryState")
+_register_namedtuple(GatePast, serialized_type_name="titans.GatePast")
+register_dataclass(NeuralMemoryState, serialized_type_name="titans.NeuralMemoryState")

@@ -16,6 +16,7 @@ from weakref import ReferenceType
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from torch.serialization import add_safe_globals
 
 from titans.errors import StateError
 from titans.files import read_tensors_and_notes, tensors_digest, write_tensors
@@ -379,6 +380,8 @@ def extend_digest(
 
 def own_storage(tensor: Tensor) -> Tensor:
     """The tensor, contiguous, on storage of its own: a view would keep a whole call alive."""
+    if torch.compiler.is_compiling():
+        return tensor.contiguous()
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor.contiguous()
@@ -386,3 +389,7 @@ def own_storage(tensor: Tensor) -> Tensor:
 
 def _all_equal(position: Tensor) -> bool:
     return bool((position == position[0]).all())
+
+
+# Data alone, so that `torch.load(weights_only=True)` may read it.
+add_safe_globals([TitansCache, BlockState, KeyValues])

@@ -188,8 +188,9 @@ class TitansModel(TitansPreTrainedModel):
         x = embedded
         if mask is not None:
             order, lengths = compact(mask)
-            # Padding common to all rows is not computed at all.
-            time = max(int(lengths.max()), 1)
+            if not torch.compiler.is_compiling():
+                # Padding common to all rows is not computed at all.
+                time = max(int(lengths.max()), 1)
             # Attention multiplies padding by zero, which NaN would survive.
             x = take_columns(embedded.masked_fill(~mask[..., None], 0.0), order[:, :time])
         position = _zeros(embedded, batch) if cache is None else cache.position
@@ -370,7 +371,7 @@ def _padding_mask(attention_mask: Tensor | None, embedded: Tensor) -> Tensor | N
             f"the cache has read), got {tuple(shape)}"
         )
     mask = attention_mask[:, shape[1] - time :].bool()
-    return None if bool(mask.all()) else mask
+    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
 
 
 def _zeros(like: Tensor, batch: int) -> Tensor:

@@ -15,6 +15,7 @@ reason s, a scale per channel, is learned and starts small.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,7 @@ from titans.models.mixer import (
 )
 from titans.models.report import MemoryReport
 from titans.models.segments import Piece, fill_slots, plan_segments
+from titans.ops.checks import eager
 
 FIRST_SCALE = 0.1
 """The attention's part in y at the start of training, per channel: the memory learns first, from
@@ -85,6 +87,13 @@ class MACMixer(Mixer):
         write_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> Mixed:
         """One segment after the other: each reads what the earlier ones wrote."""
+        if torch.compiler.is_exporting():
+            return self._segments(x, state, rows, write_mask)
+        return _loop(self, x, state, rows, write_mask)
+
+    def _segments(
+        self, x: Tensor, state: BlockState, rows: Rows, write_mask: Tensor | None
+    ) -> Mixed:
         plan = plan_segments(rows, self.segment_len)
         arranged = plan.arrange(x)
         writes = None if write_mask is None else plan.arrange(write_mask)
@@ -152,6 +161,12 @@ class MACMixer(Mixer):
         if self.gate == "normalised":
             return gate_with_memory(y, m, self.attention_norm, self.memory_norm)
         return y if m is None else y * m
+
+
+@eager
+def _loop(mixer: MACMixer, *args: Any) -> Mixed:
+    """The loop over segments stays out of graphs: one graph of a segment serves any number."""
+    return mixer._segments(*args)
 
 
 def _visible(

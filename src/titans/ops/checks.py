@@ -5,7 +5,7 @@ Every error names the value and the fix.
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,18 +14,17 @@ from titans.errors import StateError
 from titans.ops.options import ScanOptions
 from titans.ops.state import Gates, MemoryState
 
-Function = TypeVar("Function", bound=Callable[..., object])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def eager(function: Function) -> Function:
-    """Run `function` as it is inside a compiled model: its own loop is compiled, if at all, by
-    `ScanOptions.compiled`."""
+    """Run `function` as it is inside a compiled model; what it calls may be compiled again."""
 
     # Whoever compiles has torch._dynamo; for anybody else it would be half of the import time.
     @functools.wraps(function)
-    def run(*args: object, **kwargs: object) -> object:
+    def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
+            return torch.compiler.disable(function, recursive=False)(*args, **kwargs)
         return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from titans.ops.checks import eager
 from titans.ops.nonfinite import contained
+from titans.ops.operator import as_operator
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import from_rows, to_rows
 from titans.ops.scan.mixing import differentiable_products
@@ -29,7 +29,7 @@ BLOCK = 32
 """Tokens per triangular system. Changes the speed, not the result."""
 
 
-@eager
+@as_operator
 @contained
 def scan_delta(
     queries: Float[Tensor, "batch time heads key_dim"],

@@ -29,9 +29,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from titans.ops.checks import check_scan, eager
+from titans.ops.checks import check_scan
 from titans.ops.derivatives import by_hand, is_recorded, through
 from titans.ops.nonfinite import contained
+from titans.ops.operator import as_operator
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import from_rows, to_rows
 from titans.ops.scan.mixing import differentiable_products
@@ -52,7 +53,7 @@ def largest_rate(eta: Tensor) -> Tensor:
     return (1 - square) / (1 + 4 * square)
 
 
-@eager
+@as_operator
 @contained
 def scan_online(
     queries: Float[Tensor, "batch time heads key_dim"],

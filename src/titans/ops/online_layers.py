@@ -24,9 +24,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from titans.ops.checks import check_scan, eager
+from titans.ops.checks import check_scan
 from titans.ops.nonfinite import contained
 from titans.ops.online import check_online, make_rates, scan_rows
+from titans.ops.operator import as_operator
 from titans.ops.options import ScanOptions
 from titans.ops.scan import ChunkRun
 from titans.ops.scan.layout import from_rows, to_rows
@@ -42,7 +43,7 @@ LARGEST = 2.0
 """Answers and targets are limited to this many lengths of a value, or of a hidden layer."""
 
 
-@eager
+@as_operator
 @contained
 def scan_layers(
     queries: Float[Tensor, "batch time heads key_dim"],

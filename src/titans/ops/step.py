@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from titans.ops.checks import check_scan, eager
+from titans.ops.checks import check_scan
 from titans.ops.derivatives import is_transformed
 from titans.ops.nonfinite import not_finite
+from titans.ops.operator import as_operator
 from titans.ops.options import ScanOptions
 from titans.ops.read import apply_layers
 from titans.ops.scan import mixing, scan_memory
@@ -20,7 +21,7 @@ from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, acting_gates, decide, make_trace, may_act, product
 
 
-@eager
+@as_operator
 def step(
     query: Float[Tensor, "batch heads key_dim"],
     key: Float[Tensor, "batch heads key_dim"],

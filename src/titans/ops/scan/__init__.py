@@ -9,9 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from titans.ops import reference_options
-from titans.ops.checks import check_scan, eager
+from titans.ops.checks import check_scan
 from titans.ops.derivatives import by_hand, is_mapped
 from titans.ops.nonfinite import contained
+from titans.ops.operator import as_operator
 from titans.ops.options import ScanOptions
 from titans.ops.scan.layout import bias_pattern, from_rows, pack, stack, to_rows, unpack, unstack
 from titans.ops.scan.loop import ChunkScan, plain_scan
@@ -20,7 +21,7 @@ from titans.ops.state import Gates, MemoryState, Surprise, Trace
 from titans.ops.writes import Decision, make_trace, may_act
 
 
-@eager
+@as_operator
 @contained
 def scan_memory(
     queries: Float[Tensor, "batch time heads key_dim"],
