@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from titans.analysis.subject import Subject
 from titans.files import package_version
 from titans.recall import Encoder, RecallConfig, TextGenerator, TextMemory
 from titans.server import page, rest
@@ -31,6 +31,9 @@ from titans.server.refusal import Refusal
 from titans.server.schemas import ErrorBody, Health
 from titans.server.tools import make_tools
 from titans.server.verbs import Verbs
+
+if TYPE_CHECKING:
+    from titans.analysis.subject import Subject
 
 log = logging.getLogger("titans.server")
 DESCRIPTION = (
@@ -68,7 +71,7 @@ def create_app(
     encoder: Encoder | None = None,
     llm: TextGenerator | None = None,
     remember_answers: bool = True,
-    playground: Subject | None = None,
+    playground: "Subject | None" = None,
 ) -> ASGIApp:
     """A server's application (ASGI) on a store.
 

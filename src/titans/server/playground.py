@@ -4,20 +4,21 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from titans.analysis.subject import Subject
-from titans.analysis.text import tokenize
-from titans.analysis.watching import Call, memories, watching
-from titans.models.cache import TitansCache
 from titans.server import schemas as s
 from titans.server.refusal import Refusal
 from titans.server.rest import BEARER, NDJSON, Who
+
+if TYPE_CHECKING:  # a server without a playground starts without the models
+    from titans.analysis.subject import Subject
+    from titans.analysis.watching import Call
+    from titans.models.cache import TitansCache
 
 STEP = 8
 """Tokens read between two looks."""
@@ -44,7 +45,7 @@ class ReadingModel(BaseModel):
 class Playground:
     """The routes; `subject` is the model that reads, None if there is none."""
 
-    def __init__(self, subject: Subject | None) -> None:
+    def __init__(self, subject: "Subject | None") -> None:
         self._subject = subject
         self._thread = ThreadPoolExecutor(1, "titans-playground")
         self._is_busy = False
@@ -54,7 +55,7 @@ class Playground:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> "Subject":
         """The model, if there is one."""
         if self._subject is None:
             raise Refusal(
@@ -94,7 +95,7 @@ class Playground:
 
         return routes
 
-    async def _lines(self, subject: Subject, body: Reading) -> AsyncGenerator[str, None]:
+    async def _lines(self, subject: "Subject", body: Reading) -> AsyncGenerator[str, None]:
         self._is_busy = True
         steps = read_and_go_on(subject, body.text, body.prompt)
         loop = asyncio.get_running_loop()
@@ -117,11 +118,14 @@ class Playground:
         self._is_busy = False
 
 
-def read_and_go_on(subject: Subject, text: str, prompt: str) -> Iterator[dict[str, Any]]:
+def read_and_go_on(subject: "Subject", text: str, prompt: str) -> Iterator[dict[str, Any]]:
     """Read a text some tokens at a time; then what the model adds to a beginning.
 
     `said` is what it adds after it read the text, `without` what it would add if it had not.
     """
+    from titans.analysis.text import tokenize
+    from titans.analysis.watching import memories, watching
+
     found, cache = memories(subject.model), subject.model.new_cache(1)
     seen: list[float] = []
     for passage in tokenize(iter([text]), subject.tokenizer):
@@ -139,7 +143,9 @@ def read_and_go_on(subject: Subject, text: str, prompt: str) -> Iterator[dict[st
                 yield {name: piece}
 
 
-def _describe(calls: list[list[Call]], texts: tuple[str, ...] | list[str]) -> list[dict[str, Any]]:
+def _describe(
+    calls: "list[list[Call]]", texts: tuple[str, ...] | list[str]
+) -> list[dict[str, Any]]:
     """What the memories of all layers did with some tokens, on average."""
 
     def mean(pick: Any) -> list[float]:
@@ -162,8 +168,10 @@ def _describe(calls: list[list[Call]], texts: tuple[str, ...] | list[str]) -> li
 
 
 @torch.no_grad()
-def _go_on(subject: Subject, prompt: str, cache: TitansCache) -> Iterator[str]:
+def _go_on(subject: "Subject", prompt: str, cache: "TitansCache") -> Iterator[str]:
     """What the model adds, piece by piece; drawn with the same random numbers every time."""
+    from titans.analysis.text import tokenize
+
     generator = torch.Generator().manual_seed(0)
     (passage,) = tokenize(iter([prompt]), subject.tokenizer)
     ids, made, shown = passage.ids[None], [], ""
