@@ -42,6 +42,7 @@ METRICS = {
     "permutations": ("last_accuracy",),
     "lm": ("bits_per_byte",),
     "throughput": ("tokens_per_second", "memory_share"),
+    "locomo": ("recall@5", "recall@10", "recall@20"),
 }
 """What the appendix shows of a task."""
 TERMS = {
@@ -52,6 +53,7 @@ TERMS = {
     "mqar": ("setting",),
     "lm": ("text", "from", "to"),
     "throughput": ("phase", "depth"),
+    "locomo": ("category", "keep"),
 }
 """What tells the rows of a model apart, beside the model."""
 
@@ -122,8 +124,8 @@ class Page:
         asked = {"task": task, "sweep": sweep, "metric": list(METRICS[task]), **where}
         numbers = find(self._numbers, asked)
         varying = [n for n in TERMS[task] if len({str(fact(x, n)) for x in numbers}) > 1]
-        varying += ["metric"] * (len(METRICS[task]) > 1)
-        column = _pairs if task == "mqar" else _length
+        column = {"mqar": _pairs, "locomo": _metric}.get(task, _length)
+        varying += ["metric"] * (len(METRICS[task]) > 1 and column is not _metric)
         columns = sorted({column(n) for n in numbers})
         groups: dict[tuple[str, ...], dict[object, list[Number]]] = {}
         for number in numbers:
@@ -140,9 +142,7 @@ class Page:
             ]
             for row, cells in sorted(groups.items(), key=lambda group: group[0][0])
         ]
-        known = [
-            i for i, title in enumerate(head) if title != "minutes" or any(x[i] for x in lines)
-        ]
+        known = [i for i in range(len(head)) if any(line[i] for line in lines)]
         return markdown([head[i] for i in known], [[line[i] for i in known] for line in lines])
 
     def commands(self, task: str, sweep: str = "") -> str:
@@ -295,6 +295,11 @@ def _pairs(number: Number) -> tuple[object, str]:
     return place, f"{format_length(place[0] or 0)}, {place[1]} pairs"
 
 
+def _metric(number: Number) -> tuple[object, str]:
+    metric = number.score.metric
+    return int(metric.rpartition("@")[2]), metric
+
+
 def _place(column: object) -> str:
     return format_length(column) if isinstance(column, int) else str(column)
 
@@ -304,7 +309,8 @@ def _size(cells: Mapping[object, Sequence[Number]]) -> tuple[str, str]:
     records = [number.record for numbers in cells.values() for number in numbers]
     minutes = [float(str(m)) for record in records if (m := _minutes(record)) is not None]
     shown = f"{statistics.fmean(minutes):.1f}" if minutes else ""
-    return f"{records[0].model.num_parameters:,}", shown
+    parameters = records[0].model.num_parameters
+    return f"{parameters:,}" if parameters else "", shown
 
 
 def _minutes(record: Record) -> object:
