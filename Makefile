@@ -13,6 +13,7 @@ help:
 	@echo "make demo | test | test-all | soak | check | format | results | docs | bench | clean"
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV): about three minutes and 2.4 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
@@ -20,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+	$(BIN)/titans demo
 
 # Shape annotations are executed where the mathematics is; elsewhere they would double the time, and
 # `torch.compile` cannot look through them.

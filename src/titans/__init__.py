@@ -5,6 +5,7 @@ instant.
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return version("titans-neural-memory")
     if name not in _HOMES:
         raise AttributeError(f"module 'titans' has no attribute {name!r}")
     home = _HOMES[name]

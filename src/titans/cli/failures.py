@@ -10,6 +10,18 @@ from titans.errors import ConfigError, TitansError
 from titans.files import is_out_of_space
 from titans.terminal import printable
 
+EXTRAS = {
+    **dict.fromkeys(("train", "tokenizer", "plot", "tune", "eval", "sweep"), "train"),
+    **dict.fromkeys(("remember", "recall", "list", "show", "forget", "export"), "recall"),
+    **dict.fromkeys(("import", "memory"), "recall"),
+    "analyze": "analyze",
+    "chat": "recall,llm",
+    "serve": "serve",
+    "mcp": "mcp",
+    "keys": "serve",
+    "demo": "models,recall",
+}
+"""Command -> the extras of the package that it needs; the others need `models`."""
 DONE, FAILED, WRONG_USE, STOPPED = 0, 1, 2, 130
 
 
@@ -38,6 +50,12 @@ def explain(error: Exception, command: str) -> str:
         return one_line(f"{error.strerror or error}; check the files that were given and the disk")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return f"not enough memory ({one_line(str(error))}); give less text or a smaller model"
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("titans"):
+        extra = EXTRAS.get(command, "models")
+        return (
+            f"{error.name} is not installed; {command} needs the extra {extra!r}: "
+            f"pip install 'titans-neural-memory[{extra}]' (in the project's folder: '.[{extra}]')"
+        )
     what = one_line(f"{type(error).__name__}: {error}")
     return f"unexpected {what}; `titans --debug {command} ...` shows where, please report it"
 

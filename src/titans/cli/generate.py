@@ -12,6 +12,7 @@ from titans.errors import DataError
 from titans.files import read_text
 
 EXAMPLES = """examples:
+  titans generate demo --prompt "Mary went to the garden. Question: Where is Mary? Answer:"
   titans generate runs/mac --prompt "Once upon a time" --max-new-tokens 200
   titans generate runs/mac --prompt-file book.txt --max-new-tokens 0 --state-out b.st
   titans generate runs/mac --state-in b.st --prompt "Who is Ahab?" --json
@@ -22,7 +23,7 @@ EXAMPLES = """examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.epilog = EXAMPLES
-    parser.add_argument("checkpoint", help="folder of a run, or one that save_pretrained wrote")
+    parser.add_argument("checkpoint", help="folder of a run or of a model, or `demo`")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="text to continue")
     source.add_argument("--prompt-file", help="file with the text; - is standard input")

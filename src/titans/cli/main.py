@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from titans.cli.failures import DONE, STOPPED, Parser, exit_code, explain
 
 COMMANDS: dict[str, str] = {
+    "demo": "watch two small models read a book with secrets in it; under a minute",
     "generate": "continue a text with a trained model, streaming",
-    "train": "train a model from a configuration: `titans train configs/mac.yaml`",
+    "train": "train a model from a configuration: `titans train mac --data book.txt`",
+    "config": "list and show the configurations that ship with the package",
     "tokenizer": "learn a byte-level BPE vocabulary",
     "plot": "draw the curves of one or several runs",
     "tune": "search hyper-parameters with Optuna",
@@ -39,7 +41,10 @@ COMMANDS: dict[str, str] = {
 """Command name (and file name in this folder) -> one line of help."""
 
 EXAMPLES = """examples:
-  titans generate CHECKPOINT --prompt "Once upon a time"
+  titans demo
+  titans remember "My dog is called Rex." && titans recall "What is the dog called?"
+  titans train mac --data sample
+  titans generate runs/mac --prompt "Once upon a time"
 """
 
 
@@ -74,9 +79,9 @@ def overview() -> argparse.ArgumentParser:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    import titans
 
-    return f"titans {version('titans-neural-memory')}"
+    return f"titans {titans.__version__}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 EXAMPLES = """examples:
-  titans train configs/mac.yaml --data corpus.txt
-  titans train configs/mag.yaml --set train.learning_rate=3e-4 --print-config
+  titans train mac --data sample
+  titans train mag --data sample --set train.learning_rate=3e-4 --print-config
   titans train runs/mac --resume
-  torchrun --nproc_per_node=2 -m titans.cli.main train configs/mac.yaml --data corpus.txt
+  torchrun --nproc_per_node=2 -m titans.cli.main train mac --data sample
 
 Ctrl-C saves a checkpoint and says how to go on. Several processes: `torchrun` or
 `accelerate launch`; weights split over them: --set train.sharding=full. Guide: docs/training.md."""
@@ -19,7 +19,9 @@ Ctrl-C saves a checkpoint and says how to go on. Several processes: `torchrun` o
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `titans train`."""
     parser.epilog = EXAMPLES
-    parser.add_argument("config", help="a YAML file, or the folder of a run to --resume")
+    parser.add_argument(
+        "config", help="a YAML file, a name of `titans config list`, or a run to --resume"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -27,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="change one setting (repeatable): train.steps=500, out=runs/other",
     )
-    parser.add_argument("--data", metavar="PATH", help="short for --set data.path=PATH")
+    parser.add_argument("--data", metavar="PATH", help="a text, a folder of texts, or `sample`")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved configuration and stop"

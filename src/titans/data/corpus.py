@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from titans import shipped
 from titans.errors import DataError
 from titans.files import not_utf8, parse_json
 
@@ -88,8 +89,8 @@ class Corpus:
 
 
 def find_files(path: str | Path) -> tuple[Path, ...]:
-    """The text and JSONL files at `path` (a file, or a folder and its subfolders), sorted."""
-    path = Path(path)
+    """The text and JSONL files at `path` (a file, a folder and its subfolders, a shipped text)."""
+    path = shipped.find_text(path)
     if path.is_file():
         return (path,)
     if not path.is_dir():

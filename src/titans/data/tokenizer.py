@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from titans import shipped
 from titans.errors import DataError
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
@@ -45,11 +46,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """`bytes`, a folder, a `tokenizer.json` file, or a name on the Hugging Face hub."""
     if name == "bytes":
         return byte_tokenizer()
-    path = Path(name)
+    path = shipped.find_config(name)
     if path.is_file():
         return _load_file(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
     except Exception as error:  # `tokenizers` raises plain `Exception`s
         reason = str(error).strip().split("\n")[0]
         raise DataError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from titans import shipped
 from titans.errors import CheckpointError, TitansError
 from titans.models.config import TitansConfig
 from titans.models.lm import TitansForCausalLM
@@ -26,8 +27,8 @@ def load(folder: str | Path) -> tuple[TitansForCausalLM, PreTrainedTokenizerBase
 
 
 def find_checkpoint(folder: str | Path) -> Path:
-    """The folder itself if it is a checkpoint; of a run, its newest one."""
-    folder = Path(folder)
+    """The folder itself if it is a checkpoint; of a run, its newest one; or a shipped one."""
+    folder = shipped.find_checkpoint(folder)
     runs = (folder, *reversed(stage_folders(folder)))
     for place in (folder, *(run / newest for run in runs for newest in NEWEST)):
         if (place / CONFIG_FILE).is_file():

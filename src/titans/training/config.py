@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
+from titans import shipped
 from titans.data.config import DataConfig
 from titans.errors import ConfigError
 from titans.settings import (
@@ -22,6 +23,7 @@ from titans.settings import (
     build,
     check_keys,
     check_ranges,
+    nearest,
     parse_setting,
     read_yaml,
     to_plain,
@@ -192,11 +194,12 @@ def _merged(tree: Mapping[str, object], changes: Mapping[str, object]) -> Tree:
 
 def load_config(path: str | Path, settings: Sequence[str] = ()) -> RunConfig:
     """The configuration in `path`, with `settings` such as `train.learning_rate=3e-4` on top."""
-    path = Path(path)
+    path = shipped.find_config(path)
     if not path.is_file():
-        near = sorted(path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        hint = f"; there are {', '.join(p.name for p in near)}" if near else ""
-        raise ConfigError(f"{path}: no such configuration file{hint}")
+        raise ConfigError(
+            f"{path}: no such configuration file{nearest(path.stem, shipped.config_names())} "
+            "(titans config list)"
+        )
     tree = read_yaml(path)
     _upgrade(tree)
     for setting in settings:
