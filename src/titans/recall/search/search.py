@@ -40,6 +40,8 @@ CANDIDATES = 256
 """Of each kind, above `EXACT_ROWS` passages."""
 BEST = 64
 """Candidates whose surroundings are looked at word by word."""
+AROUND = [FEATURES.index(name) for name in ("lexical_wide", "lexical_close", "lexical_nearby")]
+"""Columns of the features that count the words of neighbours."""
 MAX_INTRODUCTIONS = 32
 """A word in more passages than this is not looked up as a name that somebody gave."""
 COMMON = 0.1
@@ -159,6 +161,9 @@ class Searcher:
         contributions = self.fusion.first.contributions(features)
         logits = contributions.sum(1) + self.fusion.first.bias
         outside = query.is_outside | (self.index.column("flags")[rows] & IS_OUTSIDE > 0)
+        if not query.is_outside:
+            # What is said around a text in another language does not speak for it.
+            features[np.ix_(outside, AROUND)] = 0
         contributions[outside] = self.fusion.words.contributions(features[outside])
         logits[outside] = contributions[outside].sum(1) + self.fusion.words.bias
         inside = np.flatnonzero(~outside)
