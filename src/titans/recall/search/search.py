@@ -182,7 +182,7 @@ class Searcher:
         recency = self._recency(rows)
         logits += RECENCY_WEIGHT * recency + prior_shift(len(self.index))
         for history in histories:
-            self._lead_by_the_latest(history, rows, logits)
+            self._lead_by_the_latest(history, rows, logits, evidence.exact)
         scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
         return Hits(
@@ -200,10 +200,19 @@ class Searcher:
         return [history for history in found if len(history) > 1]
 
     def _lead_by_the_latest(
-        self, history: NDArray[np.int64], rows: NDArray[np.int64], logits: NDArray[np.float32]
+        self,
+        history: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        logits: NDArray[np.float32],
+        exact: NDArray[np.float32],
     ) -> None:
         """Give the latest statement of a fact the best score that any of them has, less to those
-        before it: a question finds the wording that is nearest, and is answered by the latest."""
+        before it: a question finds the wording that is nearest, and is answered by the latest.
+
+        A question that holds a name or number of an earlier one asks for that one.
+        """
+        if exact[history].max() > exact[history[-1]]:
+            return
         groups = self.index.column("group")
         stated = history[np.isin(history, rows)]
         places = np.searchsorted(rows, stated)
