@@ -1,4 +1,4 @@
-"""`titans import FILE`: remember every line of a JSON lines file."""
+"""`titans import FILE`: remember what a file of this or another program holds."""
 
 import argparse
 import sys
@@ -9,10 +9,13 @@ from titans.cli.store_options import add_json_option, add_store_options, open_me
 EXAMPLES = """examples:
   titans import backup.jsonl
   titans import backup.jsonl --scope work --json
+  titans import conversations.json --scope ann
   cat notes.jsonl | titans import -
 
-A line is an object with `text` and, if known, `speaker`, `time`, `id` and `metadata`: what
-`titans export` writes. The same file again adds nothing.
+Its content says what a file is: what `titans export` writes (lines with `text` and, if known,
+`speaker`, `time`, `id`, `metadata`), OpenAI messages, exports of ChatGPT, Claude or mem0, the
+memory.jsonl of MCP's reference server, CSV with a column `text`, or plain text and Markdown,
+paragraph by paragraph. The same file again adds nothing.
 """
 
 
@@ -29,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     from titans.cli.progress import Bar
     from titans.files import read_text
     from titans.recall import import_records
+    from titans.recall.importers import as_lines
 
     content = sys.stdin.read() if str(args.file) == "-" else read_text(args.file)
-    # Only by line feed: texts may hold other characters that count as line ends.
-    lines = content.split("\n")
+    lines = as_lines(content, str(args.file))
     with open_memory(args) as memory, Bar("importing", len(lines)) as bar:
         new = import_records(memory, lines, progress=bar.reach)
     show({"imported": new}, args)

@@ -31,7 +31,7 @@ COMMANDS: dict[str, str] = {
     "show": "all that is known about one record",
     "forget": "remove records for good: text, index, traces in files and in the neural memory",
     "export": "write the records of a scope as JSON lines",
-    "import": "remember every line of a JSON lines file",
+    "import": "remember a file: an export of this or another program, CSV, a text",
     "chat": "a terminal chat that remembers between runs",
     "serve": "the text memory as a server: REST, an OpenAI-compatible chat, MCP, a page",
     "mcp": "the text memory as tools for an agent, over standard input and output",
