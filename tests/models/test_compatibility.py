@@ -246,3 +246,12 @@ def test_cell(cell: str, subject: str, process_group: None) -> None:
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_weights_only(subject: str, tmp_path: Path) -> None:
     weights_only(tmp_path / "saved.pt", subject)
+
+
+def test_the_table_names_every_cell() -> None:
+    page = Path(__file__).parents[2] / "docs" / "compatibility.md"
+    table = page.read_text().split("\n\n1. ")[0].split("\n")
+    rows = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
+    assert [name.lower() for name in rows[0]] == SUBJECTS
+    assert [row[0] for row in rows[1:]] == [*CELLS, "weights_only"]
+    assert all(cell.startswith("yes") for row in rows[1:] for cell in row[1:])

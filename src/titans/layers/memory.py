@@ -234,7 +234,7 @@ class NeuralMemory(nn.Module):
     def read(
         self,
         x: Float[Tensor, "batch time {self.dim}"],
-        state: NeuralMemoryState,
+        state: NeuralMemoryState | None = None,
         *,
         mask: Bool[Tensor, "batch time"] | None = None,
     ) -> tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]:
@@ -439,8 +439,11 @@ class NeuralMemory(nn.Module):
         return self.output_proj(y * torch.sigmoid(self.output_gate(x)))
 
     def _check(self, x: Tensor, state: NeuralMemoryState | None) -> NeuralMemoryState:
+        if not isinstance(x, Tensor):
+            raise ValueError(f"x must be a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
         if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must be [batch, time, {self.dim}], got {tuple(x.shape)}")
+            hint = "; x[None] adds the batch" if x.ndim == 2 else ""
+            raise ValueError(f"x must be [batch, time, {self.dim}], got {tuple(x.shape)}{hint}")
         if x.shape[1] == 0:
             raise ValueError("empty input: time is 0; give at least one token")
         if state is None:
