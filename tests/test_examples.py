@@ -34,7 +34,7 @@ def test_surprise_falls(name: str, tmp_path: Path) -> None:
 
 
 def test_a_time_series_is_memorised(tmp_path: Path) -> None:
-    printed = run("time_series.py", "60", folder=tmp_path)
+    printed = run("time_series.py", folder=tmp_path)
     (first,), (later,) = (numbers(printed, rf"{word}:\s+([\d.]+)") for word in ("time", "later"))
     assert later < 0.9 * first
 
