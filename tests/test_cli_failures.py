@@ -53,6 +53,9 @@ def test_a_wrong_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             cli.main(words)
         (line,) = capsys.readouterr().err.splitlines()
         assert "--help" in line
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["chat", "--window", "-5"])
+    assert "give a whole number of at least 1; got '-5'" in capsys.readouterr().err
     for device in ("cuda:99", "meta", "toaster"):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["generate", "x", "--device", device])

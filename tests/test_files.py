@@ -145,6 +145,30 @@ def test_every_flipped_byte_of_a_tensor_file_is_noticed(tmp_path: Path) -> None:
     assert len(unnoticed) <= len("sha256"), unnoticed
 
 
+def test_names_in_figures_begin_no_formula(tmp_path: Path) -> None:
+    """A run called $x^$ could not be drawn."""
+    from matplotlib.figure import Figure
+
+    name = r"$x^$ r$\\frac{$"
+    for path in (tmp_path / "a.png", tmp_path / "a.svg"):
+        figure = Figure()
+        figure.subplots().set_title(files.plain_label(name))
+        files.write_figure(path, figure)
+    figure = Figure()
+    figure.subplots().set_title(name)
+    with pytest.raises(ValueError, match="Parse"):
+        files.write_figure(tmp_path / "b.png", figure)
+
+
+def test_a_folder_is_made_or_refused(tmp_path: Path) -> None:
+    assert files.make_folder(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="file is a file, not a folder: choose another place"):
+        files.make_folder(tmp_path / "file")
+    with pytest.raises(FileError, match="cannot be made: Not a directory"):
+        files.make_folder(tmp_path / "file" / "below")
+
+
 WRITES = {"write_text", "write_bytes", "mkstemp", "savefig", "save_file", "open"}
 """Names of calls that write, outside of `titans.files`."""
 

@@ -110,16 +110,31 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         part.write_bytes(content)
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Replace `path` by `text` in UTF-8."""
+def check_unicode(text: str, name: str) -> None:
+    """Raise `DataError` if UTF-8 cannot hold a text: it has half of a character."""
     try:
-        content = text.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{path}: character {error.start} of the text is half of a surrogate pair, which "
-            "UTF-8 cannot hold: remove it"
+            f"{name} is not valid Unicode: character {error.start} of the text is half of a "
+            "surrogate pair; remove it"
         ) from None
-    write_bytes(path, content)
+
+
+def make_folder(path: str | Path) -> Path:
+    """A folder to write into, made if it is not there; one line if that cannot be."""
+    folder = Path(path)
+    with explained(folder, "made"):
+        if folder.exists() and not folder.is_dir():
+            raise FileError(f"{folder} is a file, not a folder: choose another place")
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace `path` by `text` in UTF-8."""
+    check_unicode(text, str(path))
+    write_bytes(path, text.encode())
 
 
 def write_figure(path: str | Path, figure: "Figure", dpi: int = 120) -> None:
@@ -134,6 +149,11 @@ def write_figure(path: str | Path, figure: "Figure", dpi: int = 120) -> None:
     content = io.BytesIO()
     figure.savefig(content, format=suffix[1:], dpi=dpi, metadata={stamps[suffix]: None})
     write_bytes(path, content.getvalue())
+
+
+def plain_label(name: str) -> str:
+    """A name for a figure: its dollar signs begin no formula."""
+    return name.replace("$", r"\$")
 
 
 def append_text(path: str | Path, text: str) -> None:

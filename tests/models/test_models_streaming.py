@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from support.models import CASES, tiny_config, tiny_model, tiny_tokens
+from support.models import CASES, VARIANTS, tiny_config, tiny_model, tiny_tokens
 from titans.errors import StateError
 from titans.models import TitansCache, TitansForCausalLM
 
@@ -260,3 +260,12 @@ def test_a_state_that_claims_other_layers_is_refused_at_once(layers: object, tmp
     with pytest.raises(StateError, match="layers are claimed, 2 are there"):
         TitansCache.load(path)
     assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_input_without_rows_or_tokens_is_refused(variant: str) -> None:
+    """No rows was a division by zero, or logits of nothing."""
+    model = tiny_model(variant)
+    for shape, missing in (((0, 5), "batch is 0"), ((1, 0), "time is 0")):
+        with pytest.raises(ValueError, match=f"empty input: {missing}; give at least one"):
+            model(input_ids=torch.zeros(shape, dtype=torch.long))

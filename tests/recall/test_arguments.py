@@ -53,6 +53,14 @@ def test_they_are_refused(
     assert [r.text for r in memory.records()] == ["one"]
 
 
+def test_texts_that_are_known_are_looked_at_before_the_prompt_is_stored(
+    memory: TextMemory,
+) -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        memory.attend("a prompt", known=7)  # type: ignore[arg-type]
+    assert [r.text for r in memory.records()] == ["one"]
+
+
 def test_json_that_is_too_deep_or_too_long_is_refused(memory: TextMemory) -> None:
     for line, reason in (
         ('{"text": "x", "metadata": ' + DEEP, "nested too deeply"),
@@ -72,6 +80,7 @@ def test_a_store_error_is_told_by_its_number_not_by_the_path(tmp_path: Path) -> 
     path = tmp_path / "m.db"
     assert "the disk is full" in explain(OSError(28, "No space left on device"), path, "opened")
     assert "read-only" in explain(OSError(30, "Read-only file system"), path, "opened")
+    assert "\n" not in explain(sqlite3.OperationalError("malformed\n  schema"), path, "opened")
     path.write_bytes(b"no database" * 99)
     with pytest.raises(sqlite3.DatabaseError) as error:
         sqlite3.connect(path).execute("PRAGMA user_version")

@@ -79,7 +79,7 @@ def full_files(work: Path, rng: random.Random) -> str:
     with TextMemory(store, "ann", CONFIG) as ann:
         before = sorted(work.iterdir())
         for _ in range(4):
-            with room(rng.randrange(1, 1500)):
+            with room(rng.randrange(1, 700)):
                 for attempt in (lambda: new.save(path), lambda: _export(ann, backup)):
                     try:
                         attempt()

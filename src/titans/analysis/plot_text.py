@@ -10,6 +10,7 @@ from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
 
 from titans.analysis.records import Trace
+from titans.files import plain_label
 
 SHADES = LinearSegmentedColormap.from_list("shades", ["#ffffff", "#fbd3b4", "#f08a3c", "#e85d04"])
 INK, SOFT, FAINT = "#1d1b16", "#6b6558", "#a8a294"
@@ -53,7 +54,15 @@ def plot_text(
     axes.set_axis_off()
     axes.set_xlim(-MARGIN, COLUMNS + 1)
     axes.set_ylim(rows + 0.8, -2.2)
-    axes.text(-MARGIN + 1, -1.1, trace.name, fontsize=11, fontweight="bold", color=INK, va="center")
+    axes.text(
+        -MARGIN + 1,
+        -1.1,
+        plain_label(trace.name),
+        fontsize=11,
+        fontweight="bold",
+        color=INK,
+        va="center",
+    )
     axes.text(COLUMNS, -1.1, f"shade: {NAMES[measure]}", fontsize=8.5, color=SOFT, **RIGHT)
     shown: dict[int, list[tuple[int, int]]] = {}
     for token, (line, column) in enumerate(places):
@@ -81,8 +90,7 @@ def _runs(tokens: list[tuple[str, int]]) -> list[tuple[int, str]]:
             runs[-1] = (runs[-1][0], runs[-1][1] + text)
         else:
             runs.append((column, text))
-    # A dollar sign would start a formula.
-    return [(column, _drawable(text).replace("$", r"\$")) for column, text in runs]
+    return [(column, plain_label(_drawable(text))) for column, text in runs]
 
 
 def _drawable(text: str) -> str:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from titans.analysis.forgetting import forgetting_curve, show_tokens
 from titans.analysis.plot_text import plot_text
 from titans.analysis.records import MODES, FloatArray, LayerTrace, Trace
-from titans.files import write_figure
+from titans.files import plain_label, write_figure
 
 INK, SOFT, LINE = "#1d1b16", "#6b6558", "#e5e0d5"
 COLOURS = ("#c2410c", "#1d6fb8", "#15803d", "#8b3fb8", "#b08900", "#c0266b", "#0f7f8a", "#6b6558")
@@ -189,7 +189,9 @@ def _grid(
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.margins(x=0.01)
     for axes, trace in zip(grid[0], traces, strict=True):
-        axes.set_title(trace.name, loc="left", fontsize=10, color=INK, fontweight="bold")
+        axes.set_title(
+            plain_label(trace.name), loc="left", fontsize=10, color=INK, fontweight="bold"
+        )
     return figure, grid
 
 

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from titans.cli.store_options import add_store_options, as_json, open_memory
+from titans.cli.values import whole
 
 if TYPE_CHECKING:
     from titans.recall import ChatSession, Turn
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--llm", default="smollm", help="the model that answers (smollm)")
     parser.add_argument("--url", help="of an OpenAI-compatible server")
-    parser.add_argument("--window", type=int, help="tokens that the model can see at once")
+    parser.add_argument("--window", type=whole(), help="tokens that the model can see at once")
     parser.add_argument("--speaker", default="user", help="your name in the memory (user)")
     parser.add_argument("--persistent", action="append", help="a text that stands in every prompt")
     parser.add_argument(

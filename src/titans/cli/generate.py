@@ -9,7 +9,7 @@ import sys
 
 from titans.cli.values import LARGEST_SEED, known_device, number, whole
 from titans.errors import DataError
-from titans.files import read_text
+from titans.files import check_target, check_unicode, read_text
 
 EXAMPLES = """examples:
   titans generate demo --prompt "Mary went to the garden. Question: Where is Mary? Answer:"
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from titans.models.generation import Sampling, TextStream, continue_from, read
 
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    if args.state_out:
+        check_target(args.state_out)
     prompt = _prompt(args)
     model, tokenizer = _load(args)
     ids = _encode(tokenizer, prompt, is_start=args.state_in is None).to(args.device)
@@ -121,6 +123,7 @@ def _prompt(args: argparse.Namespace) -> str:
         raise DataError("no prompt: give --prompt TEXT, --prompt-file FILE, or pipe a text in")
     if not text:
         raise DataError("the prompt is empty: the model needs at least one token to go on from")
+    check_unicode(text, "the prompt")
     return text
 
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from titans.cli.values import whole
 
@@ -32,13 +31,14 @@ def run(args: argparse.Namespace) -> int:
 
     from titans.data.corpus import Corpus, find_files
     from titans.data.tokenizer import encode_document, train_bpe
+    from titans.files import make_folder
 
+    make_folder(args.out)
     corpus = Corpus(files=find_files(args.text), text_field=args.text_field)
     bar = tqdm(
         corpus.lines(), desc="reading", unit=" lines", unit_scale=True, delay=1, file=sys.stderr
     )
     tokenizer = train_bpe(iter(bar), args.vocab_size)
-    Path(args.out).mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(args.out)
     text = next(corpus.documents())[:1_000_000]
     result = {

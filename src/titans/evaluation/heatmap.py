@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from titans.errors import DataError
 from titans.evaluation.lengths import format_length
 from titans.evaluation.record import Record, Score
-from titans.files import write_figure
+from titans.files import plain_label, write_figure
 
 SUFFIXES = (".png", ".pdf")
 """What a map can be drawn as."""
@@ -34,7 +34,9 @@ def draw_heat_map(record: Record, path: str | Path) -> None:
     axes = figure.subplots(1, len(kinds), squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
         _draw_panel(axis, [s for s in scores if str(s.detail.get("kind", "")) == kind], kind)
-    figure.suptitle(f"{record.model.name}: {record.task}, {scores[0].samples} samples per cell")
+    figure.suptitle(
+        f"{plain_label(record.model.name)}: {record.task}, {scores[0].samples} samples per cell"
+    )
     figure.tight_layout()
     write_figure(path, figure)
 

@@ -24,6 +24,7 @@ from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions, Surprise
+from titans.ops.checks import check_not_empty
 from titans.ops.delta import scan_delta
 from titans.ops.generic import NetworkMemory
 from titans.ops.online import scan_online
@@ -444,8 +445,7 @@ class NeuralMemory(nn.Module):
         if x.ndim != 3 or x.shape[-1] != self.dim:
             hint = "; x[None] adds the batch" if x.ndim == 2 else ""
             raise ValueError(f"x must be [batch, time, {self.dim}], got {tuple(x.shape)}{hint}")
-        if x.shape[1] == 0:
-            raise ValueError("empty input: time is 0; give at least one token")
+        check_not_empty(x)
         if state is None:
             return self.initial_state(x.shape[0])
         ours = [tuple(p.shape) for p in self.initial_memory]

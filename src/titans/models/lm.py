@@ -31,6 +31,7 @@ from titans.models.checkpoint_files import (
 from titans.models.config import TitansConfig
 from titans.models.mixer import MemoryMode, Mixer
 from titans.models.report import MemoryReport, summarise
+from titans.ops.checks import check_not_empty
 
 
 @dataclass
@@ -167,6 +168,7 @@ class TitansModel(TitansPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        check_not_empty(embedded)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         mask = _padding_mask(attention_mask, embedded)

@@ -65,8 +65,7 @@ def _check_tokens(queries: Tensor, keys: Tensor, values: Tensor, gates: Gates) -
             )
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
-    if keys.shape[1] == 0:
-        raise ValueError("empty input: time is 0; give at least one token")
+    check_not_empty(keys)
     if queries.shape != keys.shape:
         raise ValueError(
             f"queries and keys must have one shape, got {tuple(queries.shape)} and "
@@ -83,6 +82,13 @@ def _check_tokens(queries: Tensor, keys: Tensor, values: Tensor, gates: Gates) -
                 f"gates.{name} must be [batch, time, heads] = {tuple(keys.shape[:3])}, "
                 f"got {tuple(gate.shape)}"
             )
+
+
+def check_not_empty(tokens: Tensor) -> None:
+    """Raise on an input of no rows or no tokens."""
+    for size, name, unit in zip(tokens.shape, ("batch", "time"), ("row", "token"), strict=False):
+        if size == 0:
+            raise ValueError(f"empty input: {name} is 0; give at least one {unit}")
 
 
 def check_state(state: MemoryState, keys: Tensor, values: Tensor, options: ScanOptions) -> None:

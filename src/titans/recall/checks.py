@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from titans.errors import DataError
+from titans.files import check_unicode
 from titans.recall.records import to_microseconds
 from titans.recall.store import Filter, Scalar
 from titans.recall.text.passages import MAX_CHARS
@@ -61,13 +62,7 @@ def check_words(**given: Any) -> None:
             continue
         if not isinstance(value, str):
             raise DataError(f"{name} must be a str, got {value!r}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{name} is not valid Unicode: character {error.start} is half of a surrogate "
-                "pair; remove it"
-            ) from None
+        check_unicode(value, name)
 
 
 def check_count(least: int, **given: Any) -> None:

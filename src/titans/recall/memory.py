@@ -288,7 +288,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             known: texts that need not be recalled.
             only: recall only records whose metadata has these fields with these values.
         """
-        wanted = as_filter(None, None, None, only)
+        wanted, said = as_filter(None, None, None, only), frozenset(known)
         check_text(prompt, metadata)
         check_words(speaker=speaker)
         with self._lock:
@@ -304,9 +304,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                     hits = self._searcher.search(prompt, wanted)
                 count = self.config.top_k
                 memories = Assembly(self._replica, explain=False).build(
-                    hits, count + len(known), self.config.threshold, exclude=record.id
+                    hits, count + len(said), self.config.threshold, exclude=record.id
                 )
-        return record, [m for m in memories if m.text not in known][:count]
+        return record, [m for m in memories if m.text not in said][:count]
 
     # Forget
 

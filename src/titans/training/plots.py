@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from titans.errors import DataError
-from titans.files import write_figure, write_text
+from titans.files import plain_label, write_figure, write_text
 from titans.training.log import Record, read_log
 
 DEFAULT_METRICS = (
@@ -92,13 +92,13 @@ def draw(curves: Sequence[RunCurves], metrics: Sequence[str]) -> Figure:
 
 def _panel(axes: Axes, curves: Sequence[RunCurves], metric: str) -> None:
     for number, curve in enumerate(curves):
-        colour = f"C{number % 10}"
+        colour, name = f"C{number % 10}", plain_label(curve.name)
         steps, values = curve.points("train", metric)
-        axes.plot(steps, values, color=colour, alpha=0.6, label=f"{curve.name}, training")
+        axes.plot(steps, values, color=colour, alpha=0.6, label=f"{name}, training")
         steps, values = curve.points("held_out", metric)
         if steps:
-            axes.plot(steps, values, color=colour, marker="o", label=f"{curve.name}, held out")
-    axes.set_title(metric.replace("_", " "))
+            axes.plot(steps, values, color=colour, marker="o", label=f"{name}, held out")
+    axes.set_title(plain_label(metric.replace("_", " ")))
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
 

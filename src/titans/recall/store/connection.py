@@ -295,7 +295,8 @@ def files_of(path: Path) -> list[Path]:
 def explain(error: Exception, path: Path, action: str) -> str:
     """What a user can do about an error of SQLite or the file system."""
     kind = _kind(error)
-    text = error.strerror or "" if isinstance(error, OSError) else str(error)
+    told = error.strerror or "" if isinstance(error, OSError) else str(error)
+    text = " ".join(told.split())  # a damaged schema is shown with its line breaks
     if kind == "damaged":
         return (
             f"{path} is damaged or not a store of titans ({text}): nothing was changed; "
