@@ -15,6 +15,7 @@ from titans.recall import ScriptedGenerator
 from titans.server import KeyRing
 
 pytestmark = pytest.mark.browser
+expect.set_options(timeout=60_000)  # a busy machine
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 HOSTILE = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
 
@@ -33,6 +34,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page on which every error of a script, and every refused asset, fails the test."""
     opened = browser.new_page(accept_downloads=True)
+    opened.set_default_timeout(60_000)
     problems: list[str] = []
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on(
@@ -182,7 +184,7 @@ def test_a_model_reads_in_the_playground(live, page: Page):
         page.get_by_role("button", name="Read").click()
         expect(page.locator("#tokens span")).to_have_count(35)
         expect(page.locator("#now")).to_contain_text("35 tokens; surprise")
-        expect(page.locator("#continued")).to_contain_text("Without: The sea", timeout=60_000)
+        expect(page.locator("#continued")).to_contain_text("Without: The sea")
         expect(page.locator("#halt")).to_be_hidden(timeout=60_000)
         assert page.locator("#curve path").count() == 1
         assert len(page.locator("#said").inner_text()) > 30
