@@ -67,8 +67,8 @@ def learns(memory: NeuralMemory, state: object, passage: torch.Tensor) -> float:
     """Surprise of a passage at its sixteenth reading, relative to its first."""
     losses = []
     for _ in range(16):
-        _, state, surprise = memory(passage, state, return_surprise=True)
-        losses.append(surprise.loss.mean().item())
+        _, state, trace = memory(passage, state, return_trace=True)
+        losses.append(trace.surprise.loss.mean().item())
     return losses[-1] / losses[0]
 
 

@@ -26,14 +26,14 @@ def main() -> None:
     torch.manual_seed(0)
     dim, heads = 32, 2
     layer = NeuralMemory(
-        dim=dim, num_heads=heads, chunk_size=8, memory=Bottleneck(dim // heads, middle=12)
+        dim=dim, num_heads=heads, chunk_size=8, module=Bottleneck(dim // heads, middle=12)
     )
     passage = torch.randn(1, 16, dim)
     state = None
     with torch.no_grad():
         for reading in range(5):
-            _, state, surprise = layer(passage, state, return_surprise=True)
-            print(f"reading {reading}: surprise {surprise.loss.mean():.3f}")
+            _, state, trace = layer(passage, state, return_trace=True)
+            print(f"reading {reading}: surprise {trace.surprise.loss.mean():.3f}")
     print(f"its weights in the state: {[tuple(w.shape) for w in state.memory.weights]}")
 
 

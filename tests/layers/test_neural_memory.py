@@ -71,9 +71,16 @@ def test_a_long_call_in_pieces_equals_one_piece(
     mask = torch.rand(3, 37, generator=torch.Generator().manual_seed(0)) > 0.3 if masked else None
 
     def run() -> list[Tensor]:
-        y, state, surprise = memory(x, mask=mask, return_surprise=True)
-        grads = torch.autograd.grad(y.square().sum() + surprise.loss.sum(), [x, *parameters])
-        return [y, *surprise, *state.named_tensors().values(), *grads]
+        y, state, trace = memory(x, mask=mask, return_trace=True)
+        grads = torch.autograd.grad(y.square().sum() + trace.surprise.loss.sum(), [x, *parameters])
+        return [
+            y,
+            *trace.surprise,
+            *trace.gates,
+            trace.written,
+            *state.named_tensors().values(),
+            *grads,
+        ]
 
     parameters = [p for p in memory.parameters() if p.requires_grad]
     whole = run()
@@ -286,9 +293,9 @@ def test_save_load_reset(gates: str, tmp_path) -> None:
 )
 def test_parts_can_be_switched(settings: dict) -> None:
     memory, x = layer(**settings), tokens()
-    y, _, surprise = memory(x, return_surprise=True)
+    y, _, trace = memory(x, return_trace=True)
     assert y.shape == x.shape and torch.isfinite(y).all()
-    assert surprise.loss.shape == (2, 21, 2)
+    assert trace.surprise.loss.shape == (2, 21, 2)
     continued, _ = memory(x[:, 9:], memory(x[:, :9])[1])
     torch.testing.assert_close(continued, y[:, 9:])
     if settings.get("init") in ("random", "zero_first"):
@@ -420,11 +427,11 @@ def test_surprise_falls_on_repetition_and_rises_for_news() -> None:
     state, losses = None, []
     with torch.no_grad():
         for _ in range(8):
-            _, state, surprise = memory(x, state, return_surprise=True)
-            losses.append(surprise.loss.mean().item())
-        _, _, news = memory(tokens(time=8, seed=9).float(), state, return_surprise=True)
+            _, state, trace = memory(x, state, return_trace=True)
+            losses.append(trace.surprise.loss.mean().item())
+        _, _, news = memory(tokens(time=8, seed=9).float(), state, return_trace=True)
     assert losses[1] < losses[0] and losses[-1] < 0.5 * losses[0]
-    assert news.loss.mean().item() > 2 * losses[-1]
+    assert news.surprise.loss.mean().item() > 2 * losses[-1]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -438,12 +445,12 @@ def test_repeated_tokens_are_stable_at_every_chunk_size(chunk_size: int, depth: 
     )
     x = torch.randn(1, 1, 16).expand(1, max(512, 8 * chunk_size), 16)
     with torch.no_grad():
-        y, state, surprise = memory(x, return_surprise=True)
+        y, state, trace = memory(x, return_trace=True)
     assert torch.isfinite(y).all()
     assert all(torch.isfinite(w).all() for w in state.memory.weights)
-    first = surprise.loss[:, 0].max()
-    assert surprise.loss.max() < 25 * first
-    assert surprise.loss[:, -1].max() < 0.2 * first
+    first = trace.surprise.loss[:, 0].max()
+    assert trace.surprise.loss.max() < 25 * first
+    assert trace.surprise.loss[:, -1].max() < 0.2 * first
 
 
 def test_autocast_keeps_the_state_in_float32() -> None:
@@ -512,7 +519,7 @@ def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: in
                 memory.set_write_threshold(2.0)
             given = {} if how == "threshold" else {"write_mask": mask}
             short, left = memory(part, left, **given)
-            full, right, _ = memory(part, right, return_surprise=True, **given)
+            full, right, _ = memory(part, right, return_trace=True, **given)
             torch.testing.assert_close(short, full, atol=1e-12, rtol=0)
             for name, tensor in left.named_tensors().items():
                 torch.testing.assert_close(tensor, right.named_tensors()[name], atol=1e-12, rtol=0)
@@ -520,6 +527,24 @@ def test_a_text_that_writes_nothing_is_passed_by_exactly(how: str, conv_size: in
         after, _ = memory(parts[-1], left)
         wanted, _ = memory(parts[-1], right)
     torch.testing.assert_close(after, wanted, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_trace_says_what_was_done(masked: bool) -> None:
+    """Gates as the layer makes them; written by threshold, surprise and mask; padding never."""
+    memory, x = layer(surprise_threshold=12.0, write_threshold=0.0502).eval(), tokens()
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[0, :6] = not masked
+    may_write = torch.rand(2, 21, generator=torch.Generator().manual_seed(2)) > 0.3
+    _, _, trace = memory(x, mask=mask, write_mask=may_write, return_trace=True)
+    past = memory.initial_state(2).gate_past
+    gates, _ = memory.gates(x, torch.zeros(2, dtype=torch.long), past, None)
+    for found, made in zip(trace.gates, gates, strict=True):
+        torch.testing.assert_close(found[mask], made[mask], rtol=1e-12, atol=0)
+    wanted = (gates.step_size >= 0.0502) & (mask & may_write)[..., None]
+    wanted &= trace.surprise.loss > 12.0
+    assert torch.equal(trace.written, wanted) and torch.equal(trace.active, wanted)
+    assert 0 < trace.written.double().mean() < 0.9
 
 
 @pytest.mark.untyped

@@ -31,12 +31,12 @@ def with_bad(x: Tensor, time: int, value: float) -> Tensor:
 def test_a_row_is_lost_from_there_on(time: int, value: float) -> None:
     memory, x = layer(), torch.randn(2, 24, 16)
     wanted, after = memory(x)
-    y, state, surprise = memory(with_bad(x, time, value), return_surprise=True)
+    y, state, trace = memory(with_bad(x, time, value), return_trace=True)
     assert torch.equal(y[0, :time], wanted[0, :time])
     assert torch.equal(y[1], wanted[1])
     assert y[0, time:].isnan().all()
-    assert surprise.loss[0, time:].isnan().all()
-    assert surprise.loss[0, :time].isfinite().all()
+    assert trace.surprise.loss[0, time:].isnan().all()
+    assert trace.surprise.loss[0, :time].isfinite().all()
     assert state.memory.lost.tolist() == [True, False]
     for name, tensor in state.named_tensors().items():
         assert torch.equal(tensor[1], after.named_tensors()[name][1]), name

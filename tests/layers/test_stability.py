@@ -74,6 +74,6 @@ def test_soak_of_64k_tokens(chunk_size: int) -> None:
         assert torch.isfinite(y).all()
     passage, losses = torch.randn(1, 16, 64), []
     for _ in range(8 * chunk_size // 16):
-        _, state, surprise = memory(passage, state, return_surprise=True)
-        losses.append(surprise.loss.mean().item())
+        _, state, trace = memory(passage, state, return_trace=True)
+        losses.append(trace.surprise.loss.mean().item())
     assert losses[-1] < 0.5 * losses[0]

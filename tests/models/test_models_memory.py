@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from support.models import VARIANTS, tiny_model, tiny_tokens
+from titans.layers.gates import MemoryGates
 from titans.layers.rows import Rows
 from titans.models import TitansConfig, TitansForCausalLM
 from titans.models.predictor import SurprisePredictor
@@ -168,3 +169,18 @@ def test_a_deep_memory_trains_as_calmly_as_a_shallow_one() -> None:
     assert gradient(depth=4) < 2 * calm
     # Values as long as a shallow memory's, which are four times as long.
     assert gradient(depth=4, value_norm=16.0) > 10 * calm
+
+
+def test_gates_are_computed_once_in_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    made = MemoryGates.forward
+
+    def counted(self: MemoryGates, *args: object) -> object:
+        calls.append(self)
+        return made(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryGates, "forward", counted)
+    model, ids = tiny_model("lmm").train(), tiny_tokens()
+    out = model(ids, labels=ids)
+    (out.loss + out.memory_loss + out.mean_step).backward()
+    assert len(calls) == len(set(calls)) == 2, "one call per layer"

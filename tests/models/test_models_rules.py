@@ -29,7 +29,7 @@ def test_delta_rules_match_the_published_recurrence(rule: str) -> None:
         gates = gates._replace(forget_gate=torch.zeros_like(gates.forget_gate))
     memory = NeuralMemory(DIM * HEADS, num_heads=HEADS, rule=rule).double()
     state = MemoryState.from_parameters(memory.initial_memory, BATCH)
-    got, _, _ = memory._scan((queries, keys, values), gates, state, None, None, True)
+    got, _, _ = memory._scan((queries, keys, values), gates, state, None, None)
     for row in range(BATCH):
         for head in range(HEADS):
             matrix = torch.zeros(DIM, DIM, dtype=torch.float64)

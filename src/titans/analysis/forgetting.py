@@ -176,8 +176,8 @@ class ForgettingRecorder:
 
     def watch(self, call: Call, start: int) -> None:
         """A call whose first token is number `start` of the text."""
-        decay = (1 - call.gates.forget_gate[0].double()).clamp_min(1e-30).log()
-        kept = self._kept + (decay * call.forgets[0]).cumsum(0).cpu().numpy()
+        decay = (1 - call.trace.gates.forget_gate[0].double()).clamp_min(1e-30).log()
+        kept = self._kept + (decay * call.trace.active[0]).cumsum(0).cpu().numpy()
         self._kept = kept[-1].copy()
         size = call.write_size[0].mean(-1)
         token = int(size.argmax())
@@ -196,7 +196,7 @@ class ForgettingRecorder:
         _, state = self._memory(call.x[:, : token + 1], call.before, write_mask=allowed)
         now = state.memory
         base = self._memory.recall(key, _initial(now))
-        written = call.written[0, token].clone()
+        written = call.trace.written[0, token].clone()
         probe = _Probe(
             position, key[0, 0], base[0, 0], (value - base)[0, 0], written, value[0, 0, :, 0], kept
         )

@@ -25,7 +25,7 @@ from titans.analysis.records import (
     TokenTrace,
     Trace,
 )
-from titans.analysis.watching import Call, Watched, describe_call, memories, watching
+from titans.analysis.watching import Call, Watched, memories, watching
 from titans.errors import CheckpointError, DataError
 from titans.layers.memory import NeuralMemory
 from titans.models import TitansForCausalLM
@@ -113,8 +113,8 @@ def trace_memory(
     recorder.look(0, 0, state.memory)
     for start in range(0, rows.shape[1], interval):
         part = rows[:, start : start + interval]
-        _, after, surprise = memory(part, state, return_surprise=True)  # pyright: ignore
-        recorder.watch([describe_call(memory, part, state, after, surprise)], None)
+        _, after, found = memory(part, state, return_trace=True)
+        recorder.watch([Call(part, state, after, found)], None)
         if part.shape[1] == interval:
             recorder.look(start // interval + 1, start + interval, after.memory)
         state = after
@@ -237,7 +237,7 @@ class _Tracer:
             calls, share = watched.take()
             layer.watch(calls, share)
             size.append(torch.cat([c.write_size[0] for c in calls]).mean(-1))
-            loss.append(torch.cat([c.surprise.loss[0] for c in calls]).mean(-1))
+            loss.append(torch.cat([c.trace.surprise.loss[0] for c in calls]).mean(-1))
         sizes.append(torch.stack(size).mean(0).float().cpu().numpy())
         losses.append(torch.stack(loss).mean(0).float().cpu().numpy())
         return logits
@@ -292,7 +292,7 @@ class LayerRecorder:
     def watch(self, calls: list[Call], share: Tensor | None) -> None:
         """The calls of the next tokens, in order, and the memory's share in the layer's output."""
         for call in calls:
-            parts = (*call.surprise, *call.gates, call.written)
+            parts = (*call.trace.surprise, *call.trace.gates, call.trace.written)
             values = torch.cat([part[0].float() for part in parts], dim=-1).cpu().numpy()
             self.diverged = not np.isfinite(values).all()
             room = max(0, self._limits.tokens - self._position)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from titans.analysis.probes import PartOutputs, memory_share, watch_parts
 from titans.layers.memory import NeuralMemory
-from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
 from titans.models import TitansForCausalLM
 from titans.models.mixer import Mixer
-from titans.ops import Gates, Surprise
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,14 @@ class Call:
     """`[1 time dim]`."""
     before: NeuralMemoryState
     after: NeuralMemoryState
-    surprise: Surprise
-    gates: Gates
-    written: Tensor
-    """`[1 time heads]`, bool."""
-    forgets: Tensor
-    """Where the forgetting gate acted, `[1 time heads]`, bool."""
-    write_mask: Tensor | None
+    trace: MemoryTrace
+    write_mask: Tensor | None = None
     """What the model allowed to be written, `[1 time]`; None: everything."""
 
     @property
     def write_size(self) -> Tensor:
         """theta times the gradient norm where the token was written, `[1 time heads]`."""
-        return self.gates.step_size * self.surprise.grad_norm * self.written
+        return self.trace.gates.step_size * self.trace.surprise.grad_norm * self.trace.written
 
 
 @dataclass(frozen=True)
@@ -56,30 +50,6 @@ class Watched:
         self.calls.clear()
         self.parts.clear()
         return calls, share
-
-
-def describe_call(
-    memory: NeuralMemory,
-    x: Tensor,
-    before: NeuralMemoryState,
-    after: NeuralMemoryState,
-    surprise: Surprise,
-    write_mask: Tensor | None = None,
-) -> Call:
-    """Add the gates and which tokens were written, which the memory does not return."""
-    options = memory.options
-    gates, _ = memory.gates(x, before.position, before.gate_past, None)
-    active = torch.ones_like(gates.step_size, dtype=torch.bool)
-    if options.write_threshold is not None:
-        active = gates.step_size >= options.write_threshold
-    if write_mask is not None:
-        active = active & write_mask[..., None]
-    written = active
-    if options.surprise_threshold is not None:
-        measure = surprise.loss if options.surprise_measure == "loss" else surprise.grad_norm
-        written = active & (measure > options.surprise_threshold)
-    forgets = written if options.skip_unsurprising else active
-    return Call(x, before, after, surprise, gates, written, forgets, write_mask)
 
 
 def memories(model: TitansForCausalLM) -> list[Watched]:
@@ -110,9 +80,7 @@ def watching(found: list[Watched]) -> Iterator[None]:
 def _watch_memory(watched: Watched) -> torch.utils.hooks.RemovableHandle:
     def note(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
         x, before = args
-        _, after, surprise = output
-        watched.calls.append(
-            describe_call(watched.memory, x, before, after, surprise, kwargs.get("write_mask"))
-        )
+        _, after, trace = output
+        watched.calls.append(Call(x, before, after, trace, kwargs.get("write_mask")))
 
     return watched.memory.register_forward_hook(note, with_kwargs=True)

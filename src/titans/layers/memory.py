@@ -18,18 +18,18 @@ from titans.errors import ConfigError, StateError
 from titans.layers.gates import MemoryGates
 from titans.layers.memory_config import DELTA_RULES, MemoryConfig, MemorySettings
 from titans.layers.memory_networks import LAYER_GAIN, NETWORKS, KeyProducts, mlp_parameters
-from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
 from titans.layers.nonfinite import lose, without_nonfinite
 from titans.layers.norm import RMSNorm, fixed_length
 from titans.layers.rows import compact, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
-from titans.ops import Gates, MemoryState, ScanOptions, Surprise
+from titans.ops import Gates, MemoryState, ScanOptions
 from titans.ops.checks import check_not_empty
 from titans.ops.delta import scan_delta
 from titans.ops.generic import NetworkMemory
 from titans.ops.online import scan_online
 from titans.ops.online_layers import scan_layers
-from titans.ops.state import widened
+from titans.ops.state import Trace, widened
 from titans.ops.writes import may_act
 from titans.settings import check_keys
 
@@ -193,10 +193,10 @@ class NeuralMemory(nn.Module):
         *,
         mask: Bool[Tensor, "batch time"] | None = None,
         write_mask: Bool[Tensor, "batch time"] | None = None,
-        return_surprise: bool = False,
+        return_trace: bool = False,
     ) -> (
         tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]
-        | tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState, Surprise]
+        | tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState, MemoryTrace]
     ):
         """Write every token into the memory and read it back, causally.
 
@@ -204,23 +204,22 @@ class NeuralMemory(nn.Module):
             state: where to continue; None starts from the initial memory.
             mask: False marks padding, which changes nothing and gives zero.
             write_mask: False marks tokens that read but do not write.
-            return_surprise: also return each token's loss and gradient norm per head.
+            return_trace: also return what was done with each token: gates, surprise, written.
         """
         state = self._check(x, state)
         x, mask, lost = without_nonfinite(x, mask, self.options.skip_nonfinite)
         if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
-            y, state, surprise = self._run_pieces(x, state, None, write_mask, return_surprise)
+            y, state, trace = self._run_pieces(x, state, None, write_mask, return_trace)
         else:
             order, count = compact(mask)
             writes = None if write_mask is None else take_columns(write_mask, order)
             x = take_columns(x, order)
-            y, state, surprise = self._run_pieces(x, state, count, writes, return_surprise)
+            y, state, trace = self._run_pieces(x, state, count, writes, return_trace)
             y = scatter_back(y, order)
-            if surprise is not None:
-                surprise = Surprise(*(scatter_back(s, order) for s in surprise))
+            trace = None if trace is None else trace.map(lambda t: scatter_back(t, order))
         if lost is not None:
-            y, state, surprise = lose(lost, y, state, surprise)
-        return (y, state) if surprise is None else (y, state, surprise)
+            y, state, trace = lose(lost, y, state, trace)
+        return (y, state) if trace is None else (y, state, trace)
 
     def write(
         self,
@@ -277,29 +276,26 @@ class NeuralMemory(nn.Module):
         state: NeuralMemoryState,
         count: Tensor | None,
         write_mask: Tensor | None,
-        want_surprise: bool,
-    ) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
+        want_trace: bool,
+    ) -> tuple[Tensor, NeuralMemoryState, MemoryTrace | None]:
         """A long call in pieces of whole chunks, so that what it works on stays in the cache."""
         batch, time = x.shape[:2]
         size = max(PIECE_TOKENS // (batch * self.chunk_size), 1) * self.chunk_size
         # A graph for any length has no loop over it.
         if torch.compiler.is_compiling() or time <= size:
-            return self._run(x, state, count, write_mask, want_surprise)
-        outputs, surprises = [], []
+            return self._run(x, state, count, write_mask, want_trace)
+        outputs: list[Tensor] = []
+        traces: list[MemoryTrace] = []
         # Split, not sliced: a slice's derivative is as long as the whole input.
         for number, part in enumerate(x.split(size, dim=1)):
             begin = number * size
             left = None if count is None else (count - begin).clamp(0, size)
             writes = None if write_mask is None else write_mask[:, begin : begin + size]
-            y, state, surprise = self._run(part, state, left, writes, want_surprise)
+            y, state, trace = self._run(part, state, left, writes, want_trace)
             outputs.append(y)
-            surprises.append(surprise)
-        together = None
-        if want_surprise:
-            together = Surprise(
-                *(torch.cat(parts, dim=1) for parts in zip(*surprises, strict=True))  # type: ignore[arg-type]
-            )
-        return torch.cat(outputs, dim=1), state, together
+            if trace is not None:
+                traces.append(trace)
+        return torch.cat(outputs, dim=1), state, MemoryTrace.join(traces) if traces else None
 
     def _run(
         self,
@@ -307,11 +303,11 @@ class NeuralMemory(nn.Module):
         state: NeuralMemoryState,
         count: Tensor | None,
         write_mask: Tensor | None,
-        want_surprise: bool,
-    ) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
+        want_trace: bool,
+    ) -> tuple[Tensor, NeuralMemoryState, MemoryTrace | None]:
         """Rows whose real tokens come first; `count` says how many (None: all)."""
         gates, gate_past = self.gates(x, state.position, state.gate_past, count)
-        may_skip = count is None and not want_surprise and not torch.is_grad_enabled()
+        may_skip = count is None and not want_trace and not torch.is_grad_enabled()
         may_skip = may_skip and not torch.compiler.is_compiling()
         if may_skip and self._writes_nothing(gates, write_mask):
             y, state = self._pass_by(x, state)
@@ -323,8 +319,8 @@ class NeuralMemory(nn.Module):
             self._shape(r, t, n) for r, t, n in zip(raw, tails, names, strict=True)
         )
         mask = None if count is None else _real(count, x.shape[1], x)[..., 0].bool()
-        out, memory, surprise = self._scan(
-            (queries, keys, values), gates, state.memory, mask, write_mask, want_surprise
+        out, memory, done = self._scan(
+            (queries, keys, values), gates, state.memory, mask, write_mask
         )
         conv_tail = torch.cat(
             [next_tail(r, t, count) for r, t in zip(raw, tails, strict=True)], dim=-1
@@ -332,7 +328,9 @@ class NeuralMemory(nn.Module):
         y = self._output(out, x)
         if count is not None:
             y = y * _real(count, x.shape[1], y)
-        return y, NeuralMemoryState(memory, conv_tail, state.read_tail, gate_past), surprise
+        state = NeuralMemoryState(memory, conv_tail, state.read_tail, gate_past)
+        trace = MemoryTrace(gates, done.surprise, done.active, done.written)
+        return y, state, trace if want_trace else None
 
     def _writes_nothing(self, gates: Gates, write_mask: Tensor | None) -> bool:
         """Whether every token of a call is a no-op, by its mask or by its step size."""
@@ -358,10 +356,9 @@ class NeuralMemory(nn.Module):
         memory: MemoryState,
         mask: Tensor | None,
         write_mask: Tensor | None,
-        want_surprise: bool,
-    ) -> tuple[Tensor, MemoryState, Surprise | None]:
+    ) -> tuple[Tensor, MemoryState, Trace]:
         if self.network is not None:
-            out, memory, trace = self.network.scan(
+            return self.network.scan(
                 tokens[0],
                 tokens[1],
                 tokens[2],
@@ -372,17 +369,15 @@ class NeuralMemory(nn.Module):
                 write_mask=write_mask,
                 options=self.options,
             )
-            return out, memory, trace.surprise if want_surprise else None
         if self.config.rule == "gated_delta":
             tokens, gates = _gated_delta(tokens, gates)
         if self.config.rule == "online":
             scan = scan_online
             if self.config.depth > 1:
                 scan = partial(scan_layers, chunk_size=self.chunk_size)
-            out, memory, trace = scan(
+            return scan(
                 *tokens, gates, memory, mask=mask, write_mask=write_mask, options=self.options
             )
-            return out, memory, trace.surprise if want_surprise else None
         queries, keys, values = tokens
         if queries.shape[1] == 1 and not torch.is_grad_enabled():
             out, memory, trace = ops.step(
@@ -396,10 +391,9 @@ class NeuralMemory(nn.Module):
                 write_mask=None if write_mask is None else write_mask[:, 0],
                 options=self.options,
             )
-            timed = Surprise(*(s[:, None] for s in trace.surprise))
-            return out[:, None], memory, timed if want_surprise else None
+            return out[:, None], memory, trace.map(lambda t: t[:, None])
         if self.config.rule in DELTA_RULES:
-            out, memory, trace = scan_delta(
+            return scan_delta(
                 queries,
                 keys,
                 values,
@@ -409,8 +403,7 @@ class NeuralMemory(nn.Module):
                 write_mask=write_mask,
                 write_threshold=self.options.write_threshold,
             )
-            return out, memory, trace.surprise if want_surprise else None
-        out, memory, trace = ops.scan_memory(
+        return ops.scan_memory(
             queries,
             keys,
             values,
@@ -421,7 +414,6 @@ class NeuralMemory(nn.Module):
             write_mask=write_mask,
             options=self.options,
         )
-        return out, memory, trace.surprise if want_surprise else None
 
     def _shape(self, raw: Tensor, tail: Tensor, name: Literal["query", "key", "value"]) -> Tensor:
         """Projection -> convolution -> SiLU -> heads -> L2 norm (-> products, of keys)."""

@@ -1,11 +1,12 @@
 """The state of a `NeuralMemory` layer: the memory, and what convolutions and gates look back at."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.serialization import add_safe_globals
 from torch.utils._pytree import _register_namedtuple, register_dataclass
@@ -13,10 +14,42 @@ from torch.utils._pytree import _register_namedtuple, register_dataclass
 from titans.errors import StateError
 from titans.files import read_tensors, write_tensors
 from titans.layers.gates import GatePast
-from titans.ops import MemoryState
+from titans.ops import Gates, MemoryState, Surprise
 
 FORMAT = "titans.neural_memory_state"
 FORMAT_VERSION = 1
+
+
+class MemoryTrace(NamedTuple):
+    """What a call did with each token. At padding, only `active` and `written` have a meaning."""
+
+    gates: Gates
+    """alpha, eta and theta as they were made. Differentiable."""
+    surprise: Surprise
+    """The token's loss, differentiable, and the norm of its gradient."""
+    active: Bool[Tensor, "batch time heads"]
+    """False: nothing was written and nothing forgotten."""
+    written: Bool[Tensor, "batch time heads"]
+    """True: the token's gradient was added."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> "MemoryTrace":
+        """Apply `fn` to every tensor."""
+        gates, surprise = Gates(*map(fn, self.gates)), Surprise(*map(fn, self.surprise))
+        return MemoryTrace(gates, surprise, fn(self.active), fn(self.written))
+
+    @classmethod
+    def join(cls, parts: Sequence["MemoryTrace"]) -> "MemoryTrace":
+        """One trace of several calls, one after the other in time."""
+
+        def together(several: Iterable[Tensor]) -> Tensor:
+            return torch.cat(list(several), dim=1)
+
+        return cls(
+            Gates(*map(together, zip(*(part.gates for part in parts), strict=True))),
+            Surprise(*map(together, zip(*(part.surprise for part in parts), strict=True))),
+            together(part.active for part in parts),
+            together(part.written for part in parts),
+        )
 
 
 @dataclass(frozen=True)

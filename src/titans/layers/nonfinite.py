@@ -7,7 +7,7 @@ projections, so that gradients by them stay finite where the loss leaves out wha
 import torch
 from torch import Tensor
 
-from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
 from titans.ops import Surprise
 from titans.ops.derivatives import by_hand
 from titans.ops.nonfinite import fill, is_finite
@@ -29,11 +29,11 @@ def without_nonfinite(
 
 
 def lose(
-    lost: Tensor, y: Tensor, state: NeuralMemoryState, surprise: Surprise | None
-) -> tuple[Tensor, NeuralMemoryState, Surprise | None]:
+    lost: Tensor, y: Tensor, state: NeuralMemoryState, trace: MemoryTrace | None
+) -> tuple[Tensor, NeuralMemoryState, MemoryTrace | None]:
     """What a call returns, NaN where rows are lost."""
     nan, rows = float("nan"), lost.any(1)
-    if surprise is not None:
-        surprise = Surprise(*(fill(s, lost, nan) for s in surprise))
+    if trace is not None:
+        trace = trace._replace(surprise=Surprise(*(fill(s, lost, nan) for s in trace.surprise)))
     state = state.map(lambda t: fill(t, rows, nan) if t.is_floating_point() else t)
-    return fill(y, lost, nan), state, surprise
+    return fill(y, lost, nan), state, trace

@@ -8,7 +8,7 @@ put back on exit (`compact`, `scatter_back`), so it never shifts a position, a c
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
@@ -83,9 +83,9 @@ def take_columns(x: Tensor, columns: Int[Tensor, "batch taken"]) -> Tensor:
 
 
 def scatter_back(
-    x: Float[Tensor, "batch time dim"],
+    x: Shaped[Tensor, "batch time dim"],
     order: Int[Tensor, "batch time"],
-) -> Float[Tensor, "batch time dim"]:
+) -> Shaped[Tensor, "batch time dim"]:
     """Undo `take_columns(x, order)`."""
     return take_columns(x, torch.argsort(order, dim=1))
 

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from titans.layers.attention import Attention, KeyValues
 from titans.layers.memory import NeuralMemory
-from titans.layers.memory_state import NeuralMemoryState
+from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
 from titans.layers.norm import RMSNorm
 from titans.layers.persistent import PersistentMemory
 from titans.layers.rows import Rows
 from titans.models.cache import BlockState
 from titans.models.config import TitansConfig
 from titans.models.report import MemoryReport
-from titans.ops import Surprise
 
 MemoryMode = Literal["live", "frozen", "off"]
 """live: reads and writes; frozen: reads, never writes; off: left out of the computation."""
@@ -91,34 +90,14 @@ def remember(
     if not (mixer.reports or mixer.training):
         y, after = memory(x, before, mask=rows.mask, write_mask=write_mask)
         return y, replace(state, memory=after), None
-    y, after, surprise = memory(
-        x, before, mask=rows.mask, write_mask=write_mask, return_surprise=True
-    )
-    report = _report(memory, x, before, rows, write_mask, surprise)
-    return y, replace(state, memory=after), report
+    y, after, trace = memory(x, before, mask=rows.mask, write_mask=write_mask, return_trace=True)
+    return y, replace(state, memory=after), _report(trace, rows.mask)
 
 
-def _report(
-    memory: NeuralMemory,
-    x: Tensor,
-    state: NeuralMemoryState,
-    rows: Rows,
-    write_mask: Tensor | None,
-    surprise: Surprise,
-) -> MemoryReport:
-    """What the memory did with x, summed over real tokens and heads."""
-    options, mask = memory.options, rows.mask
-    gates, _ = memory.gates(x, state.position, state.gate_past, rows.lengths)
+def _report(trace: MemoryTrace, mask: Tensor | None) -> MemoryReport:
+    """What the memory did, summed over real tokens and heads."""
+    gates, surprise, _, written = trace
     with torch.no_grad():
-        written = torch.ones_like(gates.step_size, dtype=torch.bool)
-        if options.write_threshold is not None:
-            written = gates.step_size >= options.write_threshold
-        if options.surprise_threshold is not None:
-            is_loss = options.surprise_measure == "loss"
-            measure = surprise.loss if is_loss else surprise.grad_norm
-            written = written & (measure > options.surprise_threshold)
-        if write_mask is not None:
-            written = written & write_mask[..., None]
         real = torch.ones_like(written) if mask is None else mask[..., None].expand_as(written)
         parts = (surprise.grad_norm, gates.forget_gate, gates.momentum_decay, written)
         norm, alpha, eta, num_written = ((part * real).sum() for part in parts)
