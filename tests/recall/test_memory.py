@@ -340,3 +340,20 @@ def test_a_prompt_quotes_what_looks_like_its_marks(memory: TextMemory):
     ) & set("".join(lines))
     assert all(line.count("[2024") == 1 and line.startswith("[2024-05-01] ") for line in lines)
     assert all(line.count(": ") == 1 for line in lines)
+
+
+def test_many_at_once_are_the_same_as_one_by_one(tmp_path: Path, minilm):
+    texts = ["I live in Oslo.", "Мой брат играет на скрипке.", "ok", "I live in Rome now."] * 2
+    rows = [{"text": text, "speaker": "Ann", "id": str(i)} for i, text in enumerate(texts)]
+    kept = ("id", "text", "written", "duplicate_of", "successor_of")
+    found = []
+    for name in ("one", "many"):
+        with TextMemory(tmp_path / f"{name}.db", encoder=minilm) as memory:
+            if name == "one":
+                for number, row in enumerate(rows):
+                    memory.remember(**row, time=DAY + timedelta(days=number))
+            else:
+                timed = [{**row, "time": DAY + timedelta(days=i)} for i, row in enumerate(rows)]
+                assert len(memory.remember_many(timed)) == len(rows)
+            found.append([{k: r.as_dict()[k] for k in kept} for r in memory.records()])
+    assert found[0] == found[1]

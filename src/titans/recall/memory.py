@@ -10,7 +10,7 @@ memory (neural.py) if it is surprising enough. A store may be open in several pr
 
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ from titans.recall.search.assembly import Assembly
 from titans.recall.search.fusion import load_fusion
 from titans.recall.search.search import Hits, Searcher
 from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
-from titans.recall.text.passages import encode_passages
+from titans.recall.text.passages import EncodedPassage, encode_many, encode_passages
 from titans.recall.text.words import end_of_period
 from titans.recall.writing import NewText, refuse_other_text, write_text
 
@@ -183,11 +183,32 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             except DataError as error:
                 raise DataError(f"record {number}: {error}") from error
         found: list[Record] = []
-        for values in wanted:
-            found.append(self.remember(**values))
-            if progress is not None:
-                progress(len(found), len(wanted))
+        for part in _parts(wanted):
+            texts = [(values.get("speaker"), values["text"]) for values in part]
+            # Those of equal length are encoded together, which is faster than one by one.
+            with self._lock:
+                encoded = encode_many(self.encoder, self.config.pooling, texts)
+            for values, passages in zip(part, encoded, strict=True):
+                found.append(self._remember_encoded(values, passages))
+                if progress is not None:
+                    progress(len(found), len(wanted))
         return found
+
+    def _remember_encoded(
+        self, values: Mapping[str, Any], passages: list[EncodedPassage]
+    ) -> Record:
+        """`remember` with its arguments as a mapping, checked already."""
+        text, speaker, id, metadata = (
+            values.get(name) for name in ("text", "speaker", "id", "metadata")
+        )
+        assert isinstance(text, str)
+        when = checked_time(text, speaker, values.get("time"), id, metadata)
+        with self._lock:
+            known = self._known(id, text) if id else None
+            if known is not None:
+                return known
+            new = NewText(id or uuid.uuid4().hex, text, speaker, when, metadata, passages)
+            return self._write(new)[0]
 
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
@@ -462,6 +483,24 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         linked = {s for r in records for s in (r.duplicate_of, r.successor_of) if s is not None}
         found = self.store.records(scope_id, sorted(linked))
         return {seq: record.id for seq, record in found.items()}
+
+
+BULK_RECORDS, BULK_CHARS = 256, 100_000
+"""Of `remember_many`, records that are encoded at once: no more of them, and of their text."""
+
+
+def _parts(records: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Records in their order, so many at a time as are encoded at once."""
+    part: list[Mapping[str, Any]] = []
+    size = 0
+    for values in records:
+        if part and (len(part) == BULK_RECORDS or size + len(values["text"]) > BULK_CHARS):
+            yield part
+            part, size = [], 0
+        part.append(values)
+        size += len(values["text"])
+    if part:
+        yield part
 
 
 def _stored_config(store: Store, config: RecallConfig | None) -> RecallConfig:
