@@ -31,6 +31,8 @@ def ours(chunk: int, config: MemoryConfig) -> torch.nn.Module:
     return NeuralMemory(
         DIM,
         config,
+        rule="chunk",
+        depth=2,
         num_heads=HEADS,
         head_dim=HEAD_DIM,
         expansion=HIDDEN / HEAD_DIM,

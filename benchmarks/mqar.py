@@ -40,7 +40,7 @@ from titans.tasks.tokens import IntArray, TokenBatch
 VOCABULARY = 8_192
 TOKENS_PER_STEP = 4_096
 LEARNING_RATE = 3e-3
-LOOK_BACK = {"titans": 32, "titans_linear": 8}
+LOOK_BACK = {"titans": 32, "titans_linear": 8, "titans_products": 32}
 """Tokens that the gates of our rules see."""
 LARGEST_STEP = {64: 0.06, 128: 0.03}
 """Of ours, by width: smaller steps disturb older pairs less."""
@@ -48,7 +48,7 @@ OVERLAP_TOKENS, RAMP = 512, 0.2
 """Tokens whose keys and values are compared; share of the time in which the weight grows."""
 MINUTES_PER_SEGMENT = 0.5
 KEEP_SECONDS = 120
-RULES = ("titans", "titans_linear", "ttt", "delta", "gated_delta")
+RULES = ("titans", "titans_linear", "titans_products", "ttt", "delta", "gated_delta")
 
 
 def shape(rule: str, dim: int) -> dict[str, object]:
@@ -58,10 +58,12 @@ def shape(rule: str, dim: int) -> dict[str, object]:
     it starts, orthogonal; keys start as the token before; steps are small. What else was tried, and
     how it compares: docs/log/memory.md.
     """
-    looks_back = {"gate_conv_size": LOOK_BACK.get(rule, 0)}
+    looks_back: dict[str, object] = {"gate_conv_size": LOOK_BACK.get(rule, 0)}
     if rule == "titans":
         step = LARGEST_STEP.get(dim, 0.06)
         return looks_back | {
+            "rule": "chunk",
+            "depth": 2,
             "head_dim": dim,
             "expansion": 1.0,
             "written": "first",
@@ -78,7 +80,19 @@ def shape(rule: str, dim: int) -> dict[str, object]:
         # One layer, chunks of one token, neither momentum nor forgetting: then our rule is the
         # delta rule. What differs is what its gates see.
         return looks_back | {"rule": "delta"}
-    return {"rule": rule, "expansion": 0.5} if rule == "ttt" else {"rule": rule}
+    if rule == "titans_products":
+        # The full online rule behind four products of the key per channel: four times the state.
+        return looks_back | {
+            "features": 4 * dim,
+            "init": "zero_last",
+            "key_lag": 1,
+            "value_norm": 1.0,
+            "step_init": 0.3,
+            "step_max": 0.5,
+            "momentum_init": 0.1,
+            "forget_init": 1e-4,
+        }
+    return {"rule": rule, "depth": 2, "expansion": 0.5} if rule == "ttt" else {"rule": rule}
 
 
 class BaseConv(nn.Module):

@@ -80,7 +80,9 @@ def soak(tokens: int, text: Path | None) -> list[dict[str, object]]:
     rows = []
     for towards in ("initial", "zero"):
         torch.manual_seed(1)
-        memory = NeuralMemory(dim, num_heads=2, chunk_size=64, forget_towards=towards)
+        memory = NeuralMemory(
+            dim, num_heads=2, rule="chunk", depth=2, chunk_size=64, forget_towards=towards
+        )
         passages = torch.randn(2, 1, 16, dim)
         start = learns(memory, None, passages[0])
         state = None

@@ -19,7 +19,7 @@ class Forecaster(nn.Module):
         super().__init__()
         self.embed = nn.Linear(sensors, width)
         self.norm = nn.LayerNorm(width)
-        self.memory = NeuralMemory(dim=width, num_heads=1, chunk_size=8)
+        self.memory = NeuralMemory(dim=width, num_heads=1, key_lag=1)
         self.head = nn.Linear(width, sensors)
 
     def forward(self, series, state=None):

@@ -12,6 +12,7 @@ from titans.layers.memory_config import MemoryConfig
 
 DIM = 160
 BARE = MemoryConfig(
+    rule="chunk",
     num_heads=1,
     depth=1,
     init="zero_last",

@@ -150,7 +150,7 @@ def test_a_depth_that_the_model_cannot_have_is_refused_before_others_are_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = tiny("lmm").config.to_dict()
-    plain["memory"]["init"] = "zero_first"
+    plain["memory"] |= {"init": "zero_first", "rule": "chunk", "depth": 2}
     config = TitansConfig.from_dict(plain)
     subject = ModelSubject(TitansForCausalLM(config))
     monkeypatch.setattr(Throughput, "_time", lambda *args: pytest.fail("it was timed"))

@@ -52,8 +52,8 @@ def run_tree(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
 
 
 def make_layer(dim: int, **settings: Any) -> NeuralMemory:
-    """A layer of its own."""
-    return NeuralMemory(dim, **settings)
+    """A layer of its own, with the defaults of the first release."""
+    return NeuralMemory(dim, **{"rule": "chunk", "depth": 2, **settings})
 
 
 def weight_shapes(model: TitansForCausalLM) -> dict[str, list[int]]:

@@ -4,6 +4,7 @@ Annotations that execute cannot be compiled, so this runs apart (`make test`), m
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ pytestmark = [
 ]
 
 
-PAPER = MemoryConfig(forget_towards="zero", step_limit=None)
+CHUNK = MemoryConfig(rule="chunk", depth=2)
+PAPER = replace(CHUNK, forget_towards="zero", step_limit=None)
 
 
 def check_compiled(config: MemoryConfig, length: int, chunk_size: int) -> None:
@@ -46,7 +48,7 @@ def test_compiled_chunk_step_equals_eager() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
-    [PAPER, MemoryConfig(), MemoryConfig(written="first", momentum=False)],
+    [PAPER, CHUNK, replace(CHUNK, written="first", momentum=False)],
     ids=["paper", "stable", "first-layer"],
 )
 def test_compiled_groups_and_open_chunks_equal_eager(config: MemoryConfig) -> None:

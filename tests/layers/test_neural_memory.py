@@ -25,14 +25,14 @@ class Own(nn.Module):
 
 
 NETWORKS: dict[str, dict] = {
-    "mlp": {},
-    "linear": {"depth": 1},
+    "mlp": {"rule": "chunk", "depth": 2},
+    "linear": {"rule": "chunk", "depth": 1},
     "deep": {"depth": 3, "bias": True},
-    "online": {"rule": "online", "depth": 1},
-    "online, deep": {"rule": "online", "depth": 2},
-    "online, products": {"rule": "online", "depth": 1, "features": 12},
-    "products": {"features": 12},
-    "residual": {"residual": True},
+    "online": {},
+    "online, deep": {"depth": 2},
+    "online, products": {"features": 12},
+    "products": {"rule": "chunk", "depth": 2, "features": 12},
+    "residual": {"depth": 2, "residual": True},
     "gated": {"network": "gated", "expansion": 1.5},
     "swiglu": {"network": "swiglu"},
     "factorised": {"network": "factorised", "expansion": 0.4},
@@ -403,7 +403,10 @@ def test_an_empty_first_layer_is_written_first() -> None:
         ({"init": "zero_last", "written": "first"}, "no error reaches"),
         ({"network": "swiglu", "written": "last"}, "written='last' needs an MLP"),
         ({"network": "swiglu", "init": "zero_first"}, "'zero_first' needs an MLP"),
-        ({"module": Own(), "depth": 1}, "depth=1 needs an MLP, and there is a Own"),
+        ({"module": Own(), "depth": 2}, "depth=2 needs an MLP, and there is a Own"),
+        ({"module": Own(), "rule": "online"}, "needs an MLP, and there is a Own"),
+        ({"rule": "online", "bias": True}, "bias=True needs rule='chunk'"),
+        ({"rule": "online", "step_max": 1.6}, "step_max must be at most 1.5 with rule='online'"),
         ({"dept": 1}, "unknown key dept; did you mean depth"),
     ],
 )

@@ -26,7 +26,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, 32)
         self.norm = nn.LayerNorm(32)
-        self.memory = NeuralMemory(32, num_heads=2, chunk_size=chunk_size)
+        self.memory = NeuralMemory(32, num_heads=2, rule="chunk", depth=2, chunk_size=chunk_size)
         self.head = nn.Linear(32, VOCAB)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def test_soak_of_64k_tokens(chunk_size: int) -> None:
     """Text-like tokens (a few frequent ones, many repeats), then a memory that still learns."""
     embed = torch.randn(256, 64)
     ids = (torch.distributions.Geometric(0.08).sample((65536,)) % 256).long()
-    memory = NeuralMemory(64, num_heads=2, chunk_size=chunk_size)
+    memory = NeuralMemory(64, num_heads=2, rule="chunk", depth=2, chunk_size=chunk_size)
     state = None
     for part in ids.split(4096):
         y, state = memory(embed[part][None], state)

@@ -30,7 +30,10 @@ def test_defaults_are_complete_for_every_variant() -> None:
         ({"memory": {"key_lag": 4}}, r"key_lag must be below conv_size \(4\)"),
         ({"memory": {"written": "second"}}, "written must be one of all, first, last"),
         ({"memory": {"written": "first", "rule": "ttt"}}, "no effect with rule='ttt'"),
-        ({"memory": {"written": "first", "init": "zero_last"}}, "no error reaches the layer"),
+        (
+            {"memory": {"written": "first", "init": "zero_last", "depth": 2}},
+            "no error reaches the layer",
+        ),
         ({"memory": {"init": "zero_first", "depth": 1}}, "needs a depth of 2 or more"),
         ({"memory": {"num_heads": 3}}, r"the width \(256\) is no multiple .* num_heads \(3\)"),
         ({"memory": 3}, "settings must be a mapping of options, got 3"),

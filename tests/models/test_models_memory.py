@@ -158,7 +158,7 @@ def test_a_deep_memory_trains_as_calmly_as_a_shallow_one() -> None:
         torch.manual_seed(0)
         config = TitansConfig(
             variant="mac", vocab_size=64, hidden_size=128, num_hidden_layers=2,
-            num_attention_heads=2, segment_len=32, memory=settings,
+            num_attention_heads=2, segment_len=32, memory={"rule": "chunk", **settings},
         )  # fmt: skip
         model = TitansForCausalLM(config)
         ids = torch.randint(64, (1, 256), generator=torch.Generator().manual_seed(1))

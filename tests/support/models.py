@@ -8,8 +8,14 @@ from torch import Tensor
 from titans.models import TitansConfig, TitansForCausalLM
 
 VOCAB = 50
+ONLINE: dict[str, Any] = {"rule": "online", "depth": 1}
+"""The default of new models; the other cases keep the rule whose borders fall inside a test."""
 CASES: dict[str, dict[str, Any]] = {
     "lmm": {"variant": "lmm"},
+    "lmm-online": {"variant": "lmm", "memory": ONLINE},
+    "mac-online": {"variant": "mac", "memory": ONLINE},
+    "mag-online": {"variant": "mag", "memory": ONLINE | {"features": 6}},
+    "mal-online": {"variant": "mal", "memory": ONLINE | {"depth": 2}},
     "mac": {"variant": "mac"},
     "mac-product": {"variant": "mac", "mac_gate": "product"},
     "mac-normalised": {"variant": "mac", "mac_gate": "normalised"},
@@ -57,7 +63,13 @@ def tiny_config(case: str, **changes: Any) -> TitansConfig:
         # Far from the usual small scale, so that every path matters in comparisons.
         "initializer_range": 0.3,
     }
-    memory = {"chunk_size": 4, **CASES[case].get("memory", {}), **changes.get("memory", {})}
+    memory = {
+        "rule": "chunk",
+        "depth": 2,
+        "chunk_size": 4,
+        **CASES[case].get("memory", {}),
+        **changes.get("memory", {}),
+    }
     return TitansConfig(**{**settings, **CASES[case], **changes, "memory": memory})
 
 

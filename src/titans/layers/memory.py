@@ -68,6 +68,7 @@ class NeuralMemory(nn.Module):
         config = replace(config or MemoryConfig(), **settings)
         if module is not None:
             config.check_network(f"a {type(module).__name__}")
+            config = replace(config, rule=config.rule or "chunk")
         self.dim = dim
         self.config = config = config.as_published().resolve(dim)
         self.num_heads, self.head_dim = int(config.num_heads or 0), int(config.head_dim or 0)

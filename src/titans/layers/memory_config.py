@@ -66,7 +66,7 @@ class MemoryConfig:
 
     network: NetworkKind = "mlp"
     """The network that is written: an MLP, or a gated, SwiGLU or low-rank (factorised) one."""
-    depth: Count = 2
+    depth: Count = 1
     """Layers of an MLP; 1 is a matrix."""
     expansion: Positive = 2.0
     """Hidden width, or rank, as a multiple of `head_dim`."""
@@ -84,12 +84,13 @@ class MemoryConfig:
     """Which layers of an MLP are written: all (the paper), or only the first or the last. The
     others are ordinary weights, learned or fixed by `init`."""
 
-    rule: Rule = "chunk"
+    rule: Rule | None = None
     """How a write changes the memory, with momentum and forgetting (Titans). online: each token
     corrects the error that the memory makes at that token, in a form that no gates can make run
     away (docs/decisions/0006-online-rule.md); `chunk_size` matters only from depth 2 on. chunk:
     gradients at the start of each chunk. Or a published rule as a baseline, which sets most of the
-    fields below itself: ttt, delta, gated_delta."""
+    fields below itself: ttt, delta, gated_delta. None: online, and chunk with a setting that only
+    chunk has (another network, biases, `surprise_threshold`, ...)."""
     loss: InnerLoss = "l2"
     """What the memory minimises at each token: squared error, Huber, or the sum of |error|^p."""
     huber_delta: Positive = 1.0
@@ -177,9 +178,11 @@ class MemoryConfig:
             self.check_network(f"network={self.network!r}")
         if self.init == "zero_first" and self.depth < 2:
             raise ConfigError("init='zero_first' needs a depth of 2 or more, got 1")
-        if self.rule == "online":
-            self._check_online()
-        if self.written != "all" and self.rule != "chunk":
+        if self.rule == "online" and (names := self._of_chunks()):
+            raise ConfigError(
+                f"{names[0]}={getattr(self, names[0])!r} needs rule='chunk'; got rule='online'"
+            )
+        if self.written != "all" and self.rule not in ("chunk", None):
             raise ConfigError(
                 f"written={self.written!r} has no effect with rule={self.rule!r}; use all"
             )
@@ -195,7 +198,7 @@ class MemoryConfig:
         start, largest = self.steps
         if start > largest:
             raise ConfigError(f"step_init must be between 0 and step_max ({largest}), got {start}")
-        if self.rule == "online" and largest > LARGEST_STEP:
+        if self.chosen_rule == "online" and largest > LARGEST_STEP:
             raise ConfigError(
                 f"step_max must be at most {LARGEST_STEP} with rule='online', which is bounded up "
                 f"to there; got {largest}"
@@ -204,25 +207,25 @@ class MemoryConfig:
     @property
     def steps(self) -> tuple[float, float]:
         """`step_init` and `step_max`, with what None stands for."""
-        start, largest = (0.4, LARGEST_STEP) if self.rule == "online" else (0.1, 1.0)
+        is_online = self.chosen_rule == "online"
+        start, largest = (0.4, LARGEST_STEP) if is_online else (0.1, 1.0)
         largest = largest if self.step_max is None else self.step_max
         return min(start, largest) if self.step_init is None else self.step_init, largest
 
-    def _check_online(self) -> None:
-        """Refuse what the online rule does not have."""
-        unknown = (
-            "network bias residual loss max_grad_norm gradient compiled surprise_threshold"
-        ).split()
-        for field in fields(self):
-            given = getattr(self, field.name)
-            if field.name in unknown and given != field.default:
-                raise ConfigError(
-                    f"{field.name}={given!r} needs rule='chunk'; with rule='online' leave it at "
-                    f"{field.default!r}"
-                )
+    def _of_chunks(self) -> list[str]:
+        """Settings that are not at their defaults and that the online rule does not have."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return [name for name in _OF_CHUNKS if getattr(self, name) != defaults[name]]
+
+    @property
+    def chosen_rule(self) -> Rule:
+        """The rule, with what None stands for."""
+        return self.rule or ("chunk" if self._of_chunks() else "online")
 
     def check_network(self, network: str) -> None:
         """Refuse settings of an MLP for another network."""
+        if self.rule == "online":
+            raise ConfigError(f"rule='online' needs an MLP, and there is {network}; use 'chunk'")
         defaults = {f.name: f.default for f in fields(self)}
         for name in ("depth", "bias", "residual", "written"):
             if getattr(self, name) != defaults[name]:
@@ -245,6 +248,7 @@ class MemoryConfig:
         start, largest = self.steps
         chosen = replace(
             self,
+            rule=self.chosen_rule,
             num_heads=heads,
             head_dim=self.head_dim or dim // heads,
             init=init,
@@ -262,7 +266,7 @@ class MemoryConfig:
 
     def as_published(self) -> "MemoryConfig":
         """With what the rule itself sets, if it is one of the published rules."""
-        if self.rule in ("chunk", "online"):
+        if self.rule in ("chunk", "online", None):
             return self
         kept = {name: getattr(self, name) for name in _LEFT_OPEN}
         # The published rates: beta = 2 theta is a sigmoid; TTT-MLP's is 0.1 times a sigmoid.
@@ -289,7 +293,7 @@ class MemoryConfig:
             surprise_measure=self.surprise_measure,
             skip_unsurprising=self.surprise_threshold is not None,
             write_threshold=self.write_threshold if holds else None,
-            step_limit=None if self.rule == "online" else self.step_limit,
+            step_limit=None if self.chosen_rule == "online" else self.step_limit,
             skip_nonfinite=self.skip_nonfinite,
             read=self.read,
             gradient=self.gradient,
@@ -302,6 +306,11 @@ _LEFT_OPEN = (
     "gate_conv_size write_threshold train_with_threshold compiled"
 ).split()
 """What a published rule leaves to the user."""
+_OF_CHUNKS = (
+    "network bias residual written loss step_limit max_grad_norm gradient compiled "
+    "surprise_threshold"
+).split()
+"""Settings of `rule: chunk` alone."""
 _PLAIN = {"momentum": False, "forget_towards": "zero", "step_limit": None, "value_norm": None}
 
 
@@ -320,7 +329,7 @@ class MemorySettings(TypedDict, total=False):
     residual: bool
     init: MemoryInit | None
     written: WrittenLayers
-    rule: Rule
+    rule: Rule | None
     loss: InnerLoss
     huber_delta: Positive
     lp_power: Power
