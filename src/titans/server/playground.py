@@ -59,7 +59,7 @@ class Playground:
         """The model, if there is one."""
         if self._subject is None:
             raise Refusal(
-                501,
+                404,
                 "no_model",
                 "there is no model to read: start the server with --playground CHECKPOINT, for "
                 "example checkpoints/bytes-mac of the project",
