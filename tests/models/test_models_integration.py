@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
@@ -50,6 +51,83 @@ def test_trainer_trains_evaluates_and_saves(case: str, tmp_path: Path) -> None:
     with torch.no_grad():
         ids = tiny_tokens()
         assert torch.equal(loaded(ids).logits, trainer.model.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("case", ["mac", "mac-predictive"])
+def test_accumulated_gradients_are_those_of_one_batch(case: str, tmp_path: Path) -> None:
+    """Rows with different numbers of targets count by them, in one call or in four."""
+    rows = tiny_tokens(batch=4, time=20)
+    labels = rows.clone()
+    if case == "mac":  # the predictor's loss is of every token, with a target or without
+        for number in range(4):
+            labels[number, : 4 * number] = -100
+    data = [{"input_ids": r, "labels": t} for r, t in zip(rows, labels, strict=True)]
+    found = []
+    for size in (4, 1):
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=4 // size,
+            learning_rate=0.1,
+            lr_scheduler_type="constant",
+            optim="sgd",
+            max_grad_norm=0.0,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            logging_strategy="no",
+            save_strategy="no",
+        )
+        model = tiny_model(case)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        Trainer(model, arguments, train_dataset=data).train()  # type: ignore[arg-type]
+        found.append({n: p.detach() - before[n] for n, p in model.named_parameters()})
+    assert max(change.abs().max().item() for change in found[0].values()) > 1e-3
+    for name, wanted in found[0].items():
+        torch.testing.assert_close(found[1][name], wanted, atol=1e-7, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("case", ["lmm", "mac", "mag", "mal", "transformer"])
+def test_lora_trains_its_own_weights_alone(case: str) -> None:
+    """With the lines of docs/compatibility.md."""
+    model, ids = tiny_model(case, dtype=torch.float32), tiny_tokens()
+    with torch.no_grad():
+        wanted = model(ids).logits
+    lora = get_peft_model(
+        model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(lora(input_ids=ids).logits, wanted, atol=1e-4, rtol=1e-4)
+    before = {name: p.detach().clone() for name, p in lora.named_parameters()}
+    optimizer = torch.optim.AdamW(lora.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = lora.train()(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+    changed = {n for n, p in lora.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {name for name in before if "lora_" in name}
+    assert case == "transformer" or any("memory.key_proj.lora_A" in name for name in changed)
+    lora.eval()
+    with torch.no_grad():
+        trained = lora(input_ids=ids).logits
+        merged = lora.merge_and_unload()
+        torch.testing.assert_close(merged(ids).logits, trained, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["mac", "transformer"])
+def test_attention_weights_are_refused(case: str) -> None:
+    model, ids = tiny_model(case), tiny_tokens(time=5)
+    with pytest.raises(ValueError, match="output_attentions=True: attention runs in fused"):
+        model(ids, output_attentions=True)
+    with pytest.raises(ValueError, match="output_attentions=True"):
+        model.generate(ids, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match="output_attentions=True"):
+        tiny_model(case, output_attentions=True)(ids)
 
 
 @pytest.mark.parametrize("case", [*VARIANTS, "mac-predictive"])

@@ -160,11 +160,17 @@ class TitansModel(TitansPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         past_key_values: TitansCache | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> TitansOutput | tuple:
         """Hidden states of every token; `attention_mask` is 0 at padding (anywhere in a row)."""
+        if output_attentions or self.config.output_attentions:
+            raise ValueError(
+                "output_attentions=True: attention runs in fused kernels, which keep no weights; "
+                "use output_hidden_states=True, or `titans analyze` for what the memory did"
+            )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -276,18 +282,24 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
         past_key_values: TitansCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> TitansOutput | tuple:
-        """Logits, and the loss if `labels` are given (shifted inside; -100 is ignored)."""
+        """Logits, and the loss if `labels` are given (shifted inside; -100 is ignored).
+
+        `num_items_in_batch`, of a step that takes several calls, is the number of its targets: the
+        losses of the calls then add up to the mean over the step, as everywhere in Hugging Face.
+        """
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
@@ -300,7 +312,10 @@ class TitansForCausalLM(TitansPreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
             )
             if output.predictor_loss is not None:
-                loss = loss + self.config.predictor_loss_weight * output.predictor_loss
+                # A mean over this call: it counts as much as the call's targets do in the step.
+                items = kwargs.get("num_items_in_batch")
+                share = 1.0 if items is None else labels[:, 1:].ne(-100).sum() / items
+                loss = loss + self.config.predictor_loss_weight * share * output.predictor_loss
         output = replace(output, loss=loss, logits=logits, last_hidden_state=None)
         wants_tuple = not (self.config.return_dict if return_dict is None else return_dict)
         return output.to_tuple() if wants_tuple else output
