@@ -57,7 +57,7 @@ class Reader:
                 self.state_bytes.append(self.cache.num_bytes)
                 for watched in found:
                     calls, _ = watched.take()
-                    surprise += [call.surprise.loss.mean((0, 2)) for call in calls]
+                    surprise += [call.trace.surprise.loss.mean((0, 2)) for call in calls]
                     writes += [call.write_size.sum((0, 2)) for call in calls]
                 on_piece(piece.shape[1])
         if found:

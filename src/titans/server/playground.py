@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -148,17 +148,17 @@ def _describe(
 ) -> list[dict[str, Any]]:
     """What the memories of all layers did with some tokens, on average."""
 
-    def mean(pick: Any) -> list[float]:
+    def mean(pick: Callable[["Call"], torch.Tensor]) -> list[float]:
         layers = [torch.cat([pick(c)[0] for c in layer]).float().mean(-1) for layer in calls]
         return torch.stack(layers).mean(0).tolist()
 
     columns = {
-        "loss": mean(lambda c: c.surprise.loss),
-        "surprise": mean(lambda c: c.surprise.grad_norm),
-        "step_size": mean(lambda c: c.gates.step_size),
-        "forget_gate": mean(lambda c: c.gates.forget_gate),
-        "momentum_decay": mean(lambda c: c.gates.momentum_decay),
-        "written": mean(lambda c: c.written),
+        "loss": mean(lambda c: c.trace.surprise.loss),
+        "surprise": mean(lambda c: c.trace.surprise.grad_norm),
+        "step_size": mean(lambda c: c.trace.gates.step_size),
+        "forget_gate": mean(lambda c: c.trace.gates.forget_gate),
+        "momentum_decay": mean(lambda c: c.trace.gates.momentum_decay),
+        "written": mean(lambda c: c.trace.written),
     }
     rows = zip(*columns.values(), strict=True)
     return [
