@@ -198,7 +198,7 @@ def test_write_mask_reads_without_writing() -> None:
 @pytest.mark.parametrize("network", ["mlp", "gated", "online, products"])
 def test_read_writes_nothing_and_streams(network: str) -> None:
     memory, x = layer(network), tokens()
-    state = memory.write(x)
+    state = memory(x)[1]
     whole, after = memory.read(x, state)
     for name, tensor in state.named_tensors().items():
         if name != "read_tail":
@@ -212,11 +212,6 @@ def test_read_writes_nothing_and_streams(network: str) -> None:
     alone, _ = memory.read(x[1:, 4:], state.select([1]))
     torch.testing.assert_close(masked[1:, 4:], alone)
     assert (masked[1, :4] == 0).all()
-
-
-def test_write_is_forward_without_output() -> None:
-    memory, x = layer(), tokens()
-    assert_same_state(memory.write(x), memory(x)[1])
 
 
 def test_gates_that_look_back_see_so_many_tokens() -> None:
@@ -332,7 +327,7 @@ def test_keys_and_values_of_unequal_width(conv_size: int) -> None:
 def test_one_layer_alone_is_written(written: str, init: str, bias: bool) -> None:
     """The others are ordinary weights, learned or fixed, and the same after any text."""
     memory = layer(init=init, bias=bias, written=written, forget_towards="zero", step_limit=None)
-    start, after = memory.initial_state(2), memory.write(tokens())
+    start, after = memory.initial_state(2), memory(tokens())[1]
     per_layer = 2 if bias else 1
     changed = [
         not torch.equal(a, s)
@@ -384,7 +379,7 @@ def test_an_empty_first_layer_is_written_first() -> None:
     start = memory.initial_state(2).memory.weights
 
     def change(time: int) -> list[Tensor]:
-        after = memory.write(tokens(time=time)).memory.weights
+        after = memory(tokens(time=time))[1].memory.weights
         return [(a - s).norm() for a, s in zip(after, start, strict=True)]
 
     first, last = change(8)

@@ -17,10 +17,19 @@ def test_reading_without_a_state_reads_the_initial_memory() -> None:
     assert torch.equal(layer.read(x)[0], layer.read(x, layer.initial_state(2))[0])
 
 
+def test_reading_and_writing_are_called_alike() -> None:
+    layer, x = memory(), torch.randn(2, 5, 8)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    for call in (layer, layer.read):
+        for state in (None, layer.initial_state(2)):
+            y, after = call(x, state, mask=mask)
+            assert y.shape == x.shape and after.batch == 2
+
+
 @pytest.mark.untyped
 def test_inputs_that_are_no_batch_of_vectors_are_refused() -> None:
     layer, x = memory(), torch.randn(5, 8)
-    for call in (layer, layer.read, layer.write):
+    for call in (layer, layer.read):
         with pytest.raises(
             ValueError, match=r"must be \[batch, time, 8\], got \(5, 8\); x\[None\]"
         ):

@@ -202,7 +202,8 @@ class NeuralMemory(nn.Module):
         """Write every token into the memory and read it back, causally.
 
         Args:
-            state: where to continue; None starts from the initial memory.
+            state: where to continue; None starts from the initial memory. The state returned is
+                part of the autograd graph: `state.detach()` ends the gradient there.
             mask: False marks padding, which changes nothing and gives zero.
             write_mask: False marks tokens that read but do not write.
             return_trace: also return what was done with each token: gates, surprise, written.
@@ -222,16 +223,6 @@ class NeuralMemory(nn.Module):
             y, state, trace = lose(lost, y, state, trace)
         return (y, state) if trace is None else (y, state, trace)
 
-    def write(
-        self,
-        x: Float[Tensor, "batch time {self.dim}"],
-        state: NeuralMemoryState | None = None,
-        *,
-        mask: Bool[Tensor, "batch time"] | None = None,
-    ) -> NeuralMemoryState:
-        """Write without reading: the state that `forward` would return."""
-        return self(x, state, mask=mask)[1]
-
     def read(
         self,
         x: Float[Tensor, "batch time {self.dim}"],
@@ -239,7 +230,10 @@ class NeuralMemory(nn.Module):
         *,
         mask: Bool[Tensor, "batch time"] | None = None,
     ) -> tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]:
-        """Read at the present weights. Nothing is written; only the read's own tail moves."""
+        """Read at the present weights, and return what `forward` does.
+
+        Nothing is written; of the state, only the read's own tail moves.
+        """
         state = self._check(x, state)
         if mask is not None and (torch.compiler.is_compiling() or not bool(mask.all())):
             order, count = compact(mask)
