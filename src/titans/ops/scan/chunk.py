@@ -121,10 +121,19 @@ def written_pairs(gradients: Gradients, options: ScanOptions) -> list[tuple[Tens
     return [pair for pair, is_written in zip(pairs, written, strict=True) if is_written]
 
 
+def error_size(gradients: Gradients) -> Tensor:
+    """|e_t|, `[n b]`, never zero."""
+    size = torch.linalg.vector_norm(gradients.deltas[-1], dim=-1)
+    return size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
 def grad_norm(gradients: Gradients, options: ScanOptions) -> Tensor:
     """|grad l| over all written layers, `[n b]`: each has rank one, so no matrix is formed."""
-    norm, pairs = torch.linalg.vector_norm, written_pairs(constant(gradients), options)
-    return norm(torch.stack([norm(a, dim=-1) * norm(d, dim=-1) for a, d in pairs]), dim=0)
+    norm, gradients = torch.linalg.vector_norm, constant(gradients)
+    # In units of the error: the square of a large gradient has no place in float32.
+    size, pairs = error_size(gradients), written_pairs(gradients, options)
+    lengths = [norm(a, dim=-1) * norm(d / size[..., None], dim=-1) for a, d in pairs]
+    return size * norm(torch.stack(lengths), dim=0)
 
 
 Constants = TypeVar("Constants")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from titans.ops.options import ScanOptions
-from titans.ops.scan.chunk import Gradients, written_pairs
+from titans.ops.scan.chunk import Gradients, error_size, written_pairs
 from titans.ops.scan.mixing import Coefficients
 from titans.ops.writes import momentum_to_come, stable_step
 
@@ -26,12 +26,6 @@ class Moved(NamedTuple):
     """... by the momentum that u multiplies."""
     offset: Tensor
     """... by what no gate multiplies, less the chunk's start."""
-
-
-def error_size(gradients: Gradients) -> Tensor:
-    """|e_t|, `[n b]`, never zero."""
-    size = torch.linalg.vector_norm(gradients.deltas[-1], dim=-1)
-    return size.clamp_min(torch.finfo(size.dtype).tiny)
 
 
 def project_on_gradients(
