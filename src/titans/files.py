@@ -121,13 +121,19 @@ def check_unicode(text: str, name: str) -> None:
         ) from None
 
 
+def check_folder(path: str | Path) -> Path:
+    """A folder to write into, or a place for one; what is there must not be a file."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"{folder} is a file, not a folder: choose another place")
+    return folder
+
+
 def make_folder(path: str | Path) -> Path:
     """A folder to write into, made if it is not there; one line if that cannot be."""
     folder = Path(path)
     with explained(folder, "made"):
-        if folder.exists() and not folder.is_dir():
-            raise FileError(f"{folder} is a file, not a folder: choose another place")
-        folder.mkdir(parents=True, exist_ok=True)
+        check_folder(folder).mkdir(parents=True, exist_ok=True)
     return folder
 
 

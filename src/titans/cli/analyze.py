@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
     from titans.analysis.export import summary, write_json
     from titans.analysis.plots import save_figures
     from titans.analysis.report import write_report
-    from titans.files import make_folder
+    from titans.files import check_folder, make_folder
 
-    make_folder(args.out)
+    check_folder(args.out)
     traces = [_read(subject, text, args) for subject, text in _subjects(args)]
+    make_folder(args.out)
     files = [args.out / "report.html", args.out / "trace.json"]
     write_report(traces, files[0], command=_command(args))
     write_json(traces, files[1])
