@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -58,3 +59,17 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+@pytest.fixture
+def browser() -> Iterator[object]:
+    """A Chromium for one test: as long as it is open, this thread can run no event loop."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=find_chromium(),
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield chromium
+        chromium.close()

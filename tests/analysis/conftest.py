@@ -1,12 +1,10 @@
-"""A small checkpoint with its tokenizer, and a Chromium where there is one."""
+"""A small checkpoint with its tokenizer, and a text."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from support.chromium import find_chromium
 from support.models import tiny_config
 from titans.data.tokenizer import byte_tokenizer
 from titans.models import TitansForCausalLM
@@ -38,16 +36,3 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "times.txt"
     path.write_text(TEXT, encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[object]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=find_chromium(),
-            args=["--no-sandbox", "--disable-background-networking"],
-        )
-        yield chromium
-        chromium.close()

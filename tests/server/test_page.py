@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from server.conftest import bearer
-from support.chromium import find_chromium
 from titans.analysis.subject import Subject
 from titans.recall import ScriptedGenerator
 from titans.server import KeyRing
@@ -18,16 +17,6 @@ pytestmark = pytest.mark.browser
 expect.set_options(timeout=60_000)  # a busy machine
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 HOSTILE = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield found
-        found.close()
 
 
 @pytest.fixture
