@@ -1,10 +1,13 @@
 """A default layer trains and soaks without a single non-finite number, at any chunk size."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from titans import NeuralMemory
+from titans.ops.online import largest_rate
 
 VOCAB = 64
 
@@ -77,3 +80,25 @@ def test_soak_of_64k_tokens(chunk_size: int) -> None:
         _, state, trace = memory(passage, state, return_trace=True)
         losses.append(trace.surprise.loss.mean().item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("gates", ["token", "chunk", "look back"])
+@pytest.mark.parametrize("size", [1.0, 30.0, 1e4, 1e30])
+def test_no_gate_logits_make_an_online_step_unsafe(size: float, gates: str) -> None:
+    """`2 theta <= 1.5 largest_rate(eta)`, for which docs/decisions/0006-online-rule.md has a bound:
+    with logits of any size and sign, side by side with those of the other gates."""
+    kind = {"gates": "chunk"} if gates == "chunk" else {}
+    kind |= {"gate_conv_size": 3} if gates == "look back" else {}
+    memory = NeuralMemory(16, num_heads=8, rule="online", depth=1, chunk_size=4, **kind)  # type: ignore[arg-type]
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3))).T.flatten()
+    x = size * torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))
+    start, position = memory.initial_state(2), torch.zeros(2, dtype=torch.long)
+    for weight, bias in ((0.0, size * signs), (1.0, torch.zeros(24))):
+        with torch.no_grad():
+            memory.gates.proj.weight.normal_(std=1.0).mul_(weight)
+            memory.gates.proj.bias.copy_(bias)
+        alpha, eta, theta = memory.gates(x, position, start.gate_past, None)[0]
+        for gate in (alpha, eta):
+            assert ((gate >= 0) & (gate <= 1)).all()
+        assert (theta >= 0).all()
+        assert (2 * theta <= 1.5 * largest_rate(eta) * (1 + 1e-6)).all()
