@@ -3,25 +3,36 @@
     python benchmarks/stability.py repeat
     python benchmarks/stability.py soak --tokens 64k --text FILE      # bytes of a text
     python benchmarks/stability.py soak --tokens 2m                   # noise, needles every 10k
+    python benchmarks/stability.py adversarial --tokens 64k           # float32, chunks 1 to 256
+    python benchmarks/stability.py adversarial --tokens 16k --dtype bfloat16 --chunks 16 256
+    python benchmarks/stability.py adversarial --tokens 4k --rules online --depths 2 4
 
 `repeat` compares the bare recurrence with the stabiliser. `soak` streams tokens through a default
 layer of each kind of forgetting, hides a passage every 10,000 tokens, and reports at the end
 whether the weights are finite and whether the memory still learns: how far the surprise of a
-fresh passage of 16 tokens falls when it is read 16 times.
+fresh passage of 16 tokens falls when it is read 16 times. `adversarial` reads and trains on rows
+that a text would not have (see `ADVERSARIES`) and names those in which something is NaN or
+infinite: an output, the state, or a gradient.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from titans import NeuralMemory
+from titans.layers.memory_config import Rule
 from titans.ops import Gates, MemoryState, ScanOptions, scan_memory
 
 CHUNKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+RULES = ["online", "chunk"]
+ADVERSARIES = ["repeated", "alternating", "zero", "huge", "denormal"]
+"""One vector; it and its negative in turns; zeros; noise of 1e30; noise of 1e-40."""
 
 
 def repeated_keys(chunk: int, depth: int, eta: float, limit: float | None) -> dict[str, float]:
@@ -107,6 +118,53 @@ def soak(tokens: int, text: Path | None) -> list[dict[str, object]]:
     return rows
 
 
+def adversaries(tokens: int, dim: int) -> torch.Tensor:
+    """A row for each of `ADVERSARIES`."""
+    one, noise = torch.randn(dim), torch.randn(tokens, dim)
+    sign = 1 - 2 * (torch.arange(tokens) % 2)[:, None]
+    rows = [one.expand(tokens, dim), sign * one, 0 * noise, 1e30 * noise, 1e-40 * noise]
+    return torch.stack(rows)
+
+
+def not_finite(tensors: list[torch.Tensor]) -> list[str]:
+    """Rows with NaN or infinity."""
+    finite = torch.stack([t.isfinite().flatten(1).all(1) for t in tensors]).all(0)
+    return [name for name, ok in zip(ADVERSARIES, finite.tolist(), strict=True) if not ok]
+
+
+def adversarial(
+    tokens: int, dtype: torch.dtype, rules: list[Rule], chunks: list[int], depths: list[int]
+) -> Iterator[dict[str, object]]:
+    """Forward and backward of a layer, for every rule, depth and chunk."""
+    dim = 16
+    cases = list(product(rules, depths, chunks))
+    # A matrix under the online rule has no chunks.
+    cases = [c for c in cases if c[:2] != ("online", 1) or c[2] == chunks[0]]
+    for rule, depth, chunk in tqdm(cases, desc="adversarial", file=sys.stderr):
+        torch.manual_seed(0)
+        memory = NeuralMemory(dim, num_heads=1, rule=rule, depth=depth, chunk_size=chunk).to(dtype)
+        x = adversaries(tokens, dim).to(dtype).requires_grad_()
+        y, state = memory(x)
+        y.float().square().mean().backward()
+        assert x.grad is not None
+        gradients = [p.grad.float() for p in memory.parameters() if p.grad is not None]
+        weights = state.memory.weights
+        yield {
+            "rule": rule,
+            "depth": depth,
+            "chunk": chunk,
+            "tokens": tokens,
+            "dtype": str(dtype),
+            "lost_outputs": not_finite([y]),
+            "lost_states": not_finite([*weights, *state.memory.momentum]),
+            "lost_gradients": not_finite([x.grad]),
+            "parameters_finite": all(bool(g.isfinite().all()) for g in gradients),
+            "largest_output": y.abs().max().item(),
+            "largest_weight": max(w.abs().max().item() for w in weights),
+            "largest_gradient": max(g.abs().max().item() for g in gradients),
+        }
+
+
 def count(text: str) -> int:
     scale = {"k": 1024, "m": 1024**2}.get(text[-1].lower(), 1)
     return int(text.rstrip("kKmM")) * scale
@@ -114,14 +172,22 @@ def count(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["repeat", "soak"])
+    parser.add_argument("what", choices=["repeat", "soak", "adversarial"])
     parser.add_argument("--tokens", type=count, default=count("64k"))
     parser.add_argument("--text", type=Path)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
+    parser.add_argument("--chunks", type=int, nargs="+", default=CHUNKS)
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = repeat() if args.what == "repeat" else soak(args.tokens, args.text)
+    if args.what == "adversarial":
+        dtype = getattr(torch, args.dtype)
+        rows = adversarial(args.tokens, dtype, args.rules, args.chunks, args.depths)
+    else:
+        rows = repeat() if args.what == "repeat" else soak(args.tokens, args.text)
     for row in rows:
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
