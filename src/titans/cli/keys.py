@@ -102,9 +102,9 @@ def run(args: argparse.Namespace) -> int:
         print(as_json(keys))
         return 0
     for key in keys:
-        scopes, rights = ", ".join(key["scopes"]), ", ".join(key["rights"])
+        scopes, allowed = ", ".join(key["scopes"]), ", ".join(key["rights"])
         trust = "trusted" if key["trusted"] else "untrusted"
-        print(f"{key['id']}  {key['name']}: {scopes}; {rights}; {trust}; made {key['created']}")
+        print(f"{key['id']}  {key['name']}: {scopes}; {allowed}; {trust}; made {key['created']}")
     if not keys:
         print("no keys")
     return 0

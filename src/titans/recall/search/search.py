@@ -163,7 +163,7 @@ class Searcher:
         outside = query.is_outside | (self.index.column("flags")[rows] & IS_OUTSIDE > 0)
         if not query.is_outside:
             # What is said around a text in another language does not speak for it.
-            features[np.ix_(outside, AROUND)] = 0
+            features[np.ix_(outside, np.array(AROUND))] = 0
         contributions[outside] = self.fusion.words.contributions(features[outside])
         logits[outside] = contributions[outside].sum(1) + self.fusion.words.bias
         inside = np.flatnonzero(~outside)
