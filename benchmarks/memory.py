@@ -2,6 +2,7 @@
 
     make bench                       # everything, writes benchmarks/results/memory.json
     python benchmarks/memory.py --quick
+    python benchmarks/memory.py cost     # beside nn.GRU and nn.MultiheadAttention; writes no file
 
 Setting: dim 256, 4 heads of 64, MLP memory of depth 2 with hidden 128, batch 2, length 2048,
 forward and backward, one thread, best of several. The rival is run at equal semantics
@@ -82,16 +83,18 @@ def forward_pass(module: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]
     return run
 
 
-def best_of(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+def best_of(
+    runs: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Best seconds of each, interleaved, so that noise of the machine hits all alike."""
     for run in runs.values():
         run()
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
-            begin = time.perf_counter()
+            begin = clock()
             run()
-            best[name] = min(best[name], time.perf_counter() - begin)
+            best[name] = min(best[name], clock() - begin)
     return best
 
 
@@ -182,8 +185,45 @@ def lengths(rounds: int) -> dict[str, float]:
     return {n: total / s for n, s in best.items()}
 
 
+class CausalAttention(torch.nn.Module):
+    """`nn.MultiheadAttention` of each token over itself and those before it."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # The layer asks for a mask and, told that it is causal, does not look at it.
+        mask = x.new_zeros(1).expand(x.shape[1], x.shape[1])
+        return self.attention(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)
+
+
+def cost(rounds: int) -> dict[str, object]:
+    """CPU milliseconds of a training step at width 64: 8 rows of 512, and one row by its length."""
+    dim, heads = 64, 4
+    modules = {
+        "memory": NeuralMemory(dim, num_heads=heads),
+        "memory, one head": NeuralMemory(dim, num_heads=1),
+        "memory, depth 2, chunk 64": NeuralMemory(
+            dim, num_heads=heads, rule="chunk", depth=2, chunk_size=64
+        ),
+        "nn.GRU": torch.nn.GRU(dim, dim, batch_first=True),
+        "nn.MultiheadAttention": CausalAttention(dim, heads),
+    }
+    milliseconds = {}
+    for batch, length in [(8, 512), *((1, 1024 * 2**i) for i in range(3))]:
+        x = torch.randn(batch, length, dim)
+        steps = {n: train_step(m, x) for n, m in modules.items()}
+        best = best_of(steps, rounds, time.process_time)
+        shape = f"{batch} x {length} x {dim}"
+        milliseconds[shape] = {name: round(1000 * seconds, 1) for name, seconds in best.items()}
+        print(shape, milliseconds[shape], file=sys.stderr)
+    return {"heads": heads, "milliseconds": milliseconds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=["rival", "cost"], default="rival")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no file")
     parser.add_argument("--measure-memory", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--chunk", type=int, default=64, help=argparse.SUPPRESS)
@@ -194,6 +234,9 @@ def main() -> None:
         measure_memory(args.measure_memory, args.chunk)
         return
     rounds = 2 if args.quick else 6
+    if args.what == "cost":
+        print(json.dumps(cost(rounds), indent=2))
+        return
     record = {
         "command": "make bench",
         "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}",
