@@ -185,6 +185,42 @@ def test_padding_anywhere_changes_nothing(network: str, gates: str) -> None:
         assert_same_state(state.select([row]), final)
 
 
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("counts", [[9, 21], [0, 20], [21, 21]])
+def test_lengths_are_a_mask_whose_padding_comes_last(counts: list[int], skip: bool) -> None:
+    memory, x = layer(skip_nonfinite=skip), tokens()
+    lengths = torch.tensor(counts)
+    mask = torch.arange(21) < lengths[:, None]
+    x[~mask] = math.nan
+    x[1, 7] = math.nan if skip else 0.0
+    writes = torch.rand(2, 21, generator=torch.Generator().manual_seed(4)) > 0.3
+    found = memory(x, lengths=lengths, write_mask=writes, return_trace=True)
+    wanted = memory(x, mask=mask, write_mask=writes, return_trace=True)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[2].written, wanted[2].written)
+    states = [found[1], wanted[1]]
+    x = x.nan_to_num()
+    (y, after), (other, reference) = (
+        memory.read(x, states[0], lengths=lengths),
+        memory.read(x, states[1], mask=mask),
+    )
+    assert torch.equal(y, other)
+    theirs = reference.named_tensors()
+    for name, tensor in after.named_tensors().items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_wrong_lengths_are_named() -> None:
+    memory, x = layer(), tokens()
+    full = torch.tensor([21, 21])
+    with pytest.raises(ValueError, match="mask or lengths, not both"):
+        memory(x, mask=torch.ones(2, 21, dtype=torch.bool), lengths=full)
+    with pytest.raises(ValueError, match=r"0\.\.21, the input's tokens; got 3 to 22"):
+        memory(x, lengths=torch.tensor([3, 22]))
+    with pytest.raises(ValueError, match=r"must be in 0\.\.21.*got -1 to 21"):
+        memory.read(x, lengths=torch.tensor([-1, 21]))
+
+
 def test_write_mask_reads_without_writing() -> None:
     memory, x = layer(), tokens()
     nothing = torch.zeros(2, 21, dtype=torch.bool)

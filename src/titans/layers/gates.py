@@ -79,26 +79,26 @@ class MemoryGates(nn.Module):
         x: Float[Tensor, "batch time dim"],
         position: Int[Tensor, " batch"],
         past: GatePast,
-        count: Int[Tensor, " batch"] | None,
+        lengths: Int[Tensor, " batch"] | None,
     ) -> tuple[Gates, GatePast]:
         """The gates of every token, and what those of the next call look back at.
 
         Args:
             position: tokens absorbed before this call, per row.
             past: what the call before returned.
-            count: how many of each row's tokens are real (they come first); None means all.
+            lengths: how many of each row's tokens are real (they come first); None means all.
         """
         held, tail = past
-        values, tail = self._values(x, tail, count)
+        values, tail = self._values(x, tail, lengths)
         if self.kind == "chunk":
-            values, held = self._hold(values, position, held, count)
+            values, held = self._hold(values, position, held, lengths)
         alpha, eta, step = values.unbind(2)
         # Momentum then decides when a write arrives, not how much: otherwise training drives eta
         # to one, where the stabiliser holds every write down (docs/decisions/0003-stabiliser.md).
         whole = largest_rate(eta) / 2 if self.is_online else 1 - eta
         return Gates(alpha, eta, step * self.step_max * whole), GatePast(held, tail)
 
-    def _values(self, x: Tensor, tail: Tensor, count: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _values(self, x: Tensor, tail: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """alpha, eta, step / step_max as `[batch time 3 heads]`, and the next tail."""
         batch, time = x.shape[:2]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -110,14 +110,14 @@ class MemoryGates(nn.Module):
         if self.conv_size:
             raw = self.past_proj(x)
             logits = logits + self.past_out(nn.functional.silu(self.past_conv(raw, tail)))
-            tail = next_tail(raw, tail, count)
+            tail = next_tail(raw, tail, lengths)
         found = torch.sigmoid(logits.to(dtype)).unflatten(-1, (-1, self.num_heads))
         parts = iter(found.unbind(2))
         off = found.new_zeros(batch, time, self.num_heads)
         return torch.stack([next(parts) if used else off for used in self.used], dim=2), tail
 
     def _hold(
-        self, values: Tensor, position: Tensor, held: Tensor, count: Tensor | None
+        self, values: Tensor, position: Tensor, held: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Give every token the gates of its chunk's first token."""
         batch, time = values.shape[:2]
@@ -127,7 +127,7 @@ class MemoryGates(nn.Module):
         first = opened - position[:, None]
         chosen = values[rows, first.clamp_min(0)]
         chosen = torch.where((first >= 0)[..., None, None], chosen, held[:, None].to(values.dtype))
-        if count is None:
+        if lengths is None:
             return chosen, chosen[:, -1].to(held.dtype)
-        last = chosen[rows[:, 0], (count - 1).clamp_min(0)].to(held.dtype)
-        return chosen, torch.where((count > 0)[:, None, None], last, held)
+        last = chosen[rows[:, 0], (lengths - 1).clamp_min(0)].to(held.dtype)
+        return chosen, torch.where((lengths > 0)[:, None, None], last, held)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal, Unpack
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from titans import ops
@@ -21,7 +21,7 @@ from titans.layers.memory_networks import LAYER_GAIN, NETWORKS, KeyProducts, mlp
 from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
 from titans.layers.nonfinite import lose, without_nonfinite
 from titans.layers.norm import RMSNorm, fixed_length
-from titans.layers.rows import compact, scatter_back, take_columns
+from titans.layers.rows import compact_if_needed, real_columns, scatter_back, take_columns
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions
 from titans.ops.checks import check_not_empty
@@ -193,6 +193,7 @@ class NeuralMemory(nn.Module):
         state: NeuralMemoryState | None = None,
         *,
         mask: Bool[Tensor, "batch time"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
         write_mask: Bool[Tensor, "batch time"] | None = None,
         return_trace: bool = False,
     ) -> (
@@ -205,18 +206,18 @@ class NeuralMemory(nn.Module):
             state: where to continue; None starts from the initial memory. The state returned is
                 part of the autograd graph: `state.detach()` ends the gradient there.
             mask: False marks padding, which changes nothing and gives zero.
+            lengths: real tokens per row, instead of `mask` where padding comes last in every row.
             write_mask: False marks tokens that read but do not write.
             return_trace: also return what was done with each token: gates, surprise, written.
         """
-        state = self._check(x, state)
-        x, mask, lost = without_nonfinite(x, mask, self.options.skip_nonfinite)
-        if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
-            y, state, trace = self._run_pieces(x, state, None, write_mask, return_trace)
-        else:
-            order, count = compact(mask)
-            writes = None if write_mask is None else take_columns(write_mask, order)
+        state = self._check(x, state, mask, lengths)
+        x, mask, lost = without_nonfinite(x, mask, lengths, self.options.skip_nonfinite)
+        order, lengths = compact_if_needed(mask, lengths, x.shape[1])
+        if order is not None:
+            write_mask = None if write_mask is None else take_columns(write_mask, order)
             x = take_columns(x, order)
-            y, state, trace = self._run_pieces(x, state, count, writes, return_trace)
+        y, state, trace = self._run_pieces(x, state, lengths, write_mask, return_trace)
+        if order is not None:
             y = scatter_back(y, order)
             trace = None if trace is None else trace.map(lambda t: scatter_back(t, order))
         if lost is not None:
@@ -229,25 +230,22 @@ class NeuralMemory(nn.Module):
         state: NeuralMemoryState | None = None,
         *,
         mask: Bool[Tensor, "batch time"] | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch time {self.dim}"], NeuralMemoryState]:
         """Read at the present weights, and return what `forward` does.
 
         Nothing is written; of the state, only the read's own tail moves.
         """
-        state = self._check(x, state)
-        if mask is not None and (torch.compiler.is_compiling() or not bool(mask.all())):
-            order, count = compact(mask)
-            y, state = self._read(take_columns(x, order), state, count)
-            return scatter_back(y * _real(count, x.shape[1], y), order), state
-        return self._read(x, state, None)
-
-    def _read(
-        self, x: Tensor, state: NeuralMemoryState, count: Tensor | None
-    ) -> tuple[Tensor, NeuralMemoryState]:
+        state = self._check(x, state, mask, lengths)
+        order, lengths = compact_if_needed(mask, lengths, x.shape[1])
+        x = x if order is None else take_columns(x, order)
         raw = self.query_proj(x)
         out = self.recall(self._shape(raw, state.read_tail, "query"), state.memory)
-        state = state.replace(read_tail=next_tail(raw, state.read_tail, count))
-        return self._output(out, x), state
+        state = state.replace(read_tail=next_tail(raw, state.read_tail, lengths))
+        y = self._output(out, x)
+        if lengths is not None:
+            y = y * real_columns(lengths, x.shape[1])[..., None].to(y.dtype)
+        return (y if order is None else scatter_back(y, order)), state
 
     def recall(
         self, keys: Float[Tensor, "batch time heads keys"], memory: MemoryState
@@ -269,7 +267,7 @@ class NeuralMemory(nn.Module):
         self,
         x: Tensor,
         state: NeuralMemoryState,
-        count: Tensor | None,
+        lengths: Tensor | None,
         write_mask: Tensor | None,
         want_trace: bool,
     ) -> tuple[Tensor, NeuralMemoryState, MemoryTrace | None]:
@@ -278,13 +276,13 @@ class NeuralMemory(nn.Module):
         size = max(PIECE_TOKENS // (batch * self.chunk_size), 1) * self.chunk_size
         # A graph for any length has no loop over it.
         if torch.compiler.is_compiling() or time <= size:
-            return self._run(x, state, count, write_mask, want_trace)
+            return self._run(x, state, lengths, write_mask, want_trace)
         outputs: list[Tensor] = []
         traces: list[MemoryTrace] = []
         # Split, not sliced: a slice's derivative is as long as the whole input.
         for number, part in enumerate(x.split(size, dim=1)):
             begin = number * size
-            left = None if count is None else (count - begin).clamp(0, size)
+            left = None if lengths is None else (lengths - begin).clamp(0, size)
             writes = None if write_mask is None else write_mask[:, begin : begin + size]
             y, state, trace = self._run(part, state, left, writes, want_trace)
             outputs.append(y)
@@ -296,13 +294,13 @@ class NeuralMemory(nn.Module):
         self,
         x: Tensor,
         state: NeuralMemoryState,
-        count: Tensor | None,
+        lengths: Tensor | None,
         write_mask: Tensor | None,
         want_trace: bool,
     ) -> tuple[Tensor, NeuralMemoryState, MemoryTrace | None]:
-        """Rows whose real tokens come first; `count` says how many (None: all)."""
-        gates, gate_past = self.gates(x, state.position, state.gate_past, count)
-        may_skip = count is None and not want_trace and not torch.is_grad_enabled()
+        """Rows whose real tokens come first; `lengths` says how many (None: all)."""
+        gates, gate_past = self.gates(x, state.position, state.gate_past, lengths)
+        may_skip = lengths is None and not want_trace and not torch.is_grad_enabled()
         may_skip = may_skip and not torch.compiler.is_compiling()
         if may_skip and self._writes_nothing(gates, write_mask):
             y, state = self._pass_by(x, state)
@@ -313,16 +311,16 @@ class NeuralMemory(nn.Module):
         queries, keys, values = (
             self._shape(r, t, n) for r, t, n in zip(raw, tails, names, strict=True)
         )
-        mask = None if count is None else _real(count, x.shape[1], x)[..., 0].bool()
+        mask = None if lengths is None else real_columns(lengths, x.shape[1])
         out, memory, done = self._scan(
             (queries, keys, values), gates, state.memory, mask, write_mask
         )
         conv_tail = torch.cat(
-            [next_tail(r, t, count) for r, t in zip(raw, tails, strict=True)], dim=-1
+            [next_tail(r, t, lengths) for r, t in zip(raw, tails, strict=True)], dim=-1
         )
         y = self._output(out, x)
-        if count is not None:
-            y = y * _real(count, x.shape[1], y)
+        if mask is not None:
+            y = y * mask[..., None].to(y.dtype)
         state = NeuralMemoryState(memory, conv_tail, state.read_tail, gate_past)
         trace = MemoryTrace(gates, done.surprise, done.active, done.written)
         return y, state, trace if want_trace else None
@@ -426,13 +424,23 @@ class NeuralMemory(nn.Module):
         y = self.output_norm(out).flatten(-2).to(self.query_proj.weight.dtype)
         return self.output_proj(y * torch.sigmoid(self.output_gate(x)))
 
-    def _check(self, x: Tensor, state: NeuralMemoryState | None) -> NeuralMemoryState:
+    def _check(
+        self,
+        x: Tensor,
+        state: NeuralMemoryState | None,
+        mask: Tensor | None,
+        lengths: Tensor | None,
+    ) -> NeuralMemoryState:
         if not isinstance(x, Tensor):
             raise ValueError(f"x must be a tensor, got {type(x).__name__}; use torch.as_tensor(x)")
         if x.ndim != 3 or x.shape[-1] != self.dim:
             hint = "; x[None] adds the batch" if x.ndim == 2 else ""
             raise ValueError(f"x must be [batch, time, {self.dim}], got {tuple(x.shape)}{hint}")
         check_not_empty(x)
+        if mask is not None and lengths is not None:
+            raise ValueError("give mask or lengths, not both: lengths is for padding at the end")
+        if lengths is not None and lengths.shape != x.shape[:1]:
+            raise ValueError(f"lengths must be [batch] = [{len(x)}], got {list(lengths.shape)}")
         if state is None:
             return self.initial_state(x.shape[0])
         ours = [tuple(p.shape) for p in self.initial_memory]
@@ -486,9 +494,3 @@ def _gated_delta(
     decay = (1 - gates.forget_gate).clamp_min(SMALLEST_DECAY)
     gates = gates._replace(step_size=gates.step_size * decay)
     return (queries, keys, values / decay[..., None].to(values.dtype)), gates
-
-
-def _real(count: Tensor, time: int, like: Tensor) -> Tensor:
-    """One at each row's first `count` places, zero behind them, `[batch time 1]`."""
-    places = torch.arange(time, device=like.device)
-    return (places[None, :] < count[:, None]).to(like.dtype)[..., None]

@@ -8,23 +8,28 @@ import torch
 from torch import Tensor
 
 from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
+from titans.layers.rows import real_columns
 from titans.ops import Surprise
 from titans.ops.derivatives import by_hand
 from titans.ops.nonfinite import fill, is_finite
 
 
 def without_nonfinite(
-    x: Tensor, mask: Tensor | None, skip: bool
+    x: Tensor, mask: Tensor | None, lengths: Tensor | None, skip: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The input, the mask, and which tokens are lost (`[batch time]`; None: none)."""
+    """The input, the mask, and which tokens are lost (`[batch time]`; None: none).
+
+    Padding comes as `mask` or as `lengths`; a mask that is returned counts instead of both.
+    """
     # Compiled code and transforms cannot branch on numbers: there the scan's own care is all.
     if not by_hand() or is_finite(x):
         return x, mask, None
     bad = ~x.detach().isfinite().all(-1)
     x = fill(x, bad, 0.0)
+    real = mask if lengths is None else real_columns(lengths, x.shape[1])
     if skip:
-        return x, ~bad if mask is None else mask & ~bad, None
-    real = torch.ones_like(bad) if mask is None else mask
+        return x, ~bad if real is None else real & ~bad, None
+    real = torch.ones_like(bad) if real is None else real
     return x, mask, ((bad & real).cumsum(1) > 0) & real
 
 

@@ -3,6 +3,7 @@
 Rows of one batch may have read different numbers of tokens (prompts of different length, resets).
 Inside a model the real tokens of a row always come first: padding is moved to the end on entry and
 put back on exit (`compact`, `scatter_back`), so it never shifts a position, a chunk or a segment.
+Below that, padding has one form, `lengths`: real tokens per row.
 """
 
 from dataclasses import dataclass
@@ -42,12 +43,12 @@ class Rows:
         """True at real tokens; None where all are."""
         if self.lengths is None:
             return None
-        return self._columns() < self.lengths[:, None]
+        return real_columns(self.lengths, self.time)
 
     @property
     def positions(self) -> Int[Tensor, "batch time"]:
         """Position of every token in its row's stream."""
-        return self.position[:, None] + self._columns()
+        return self.position[:, None] + torch.arange(self.time, device=self.position.device)
 
     @property
     def counts(self) -> Int[Tensor, " batch"]:
@@ -64,8 +65,10 @@ class Rows:
         """`start` after this call."""
         return self.start + self.time if self.start is not None and self.lengths is None else None
 
-    def _columns(self) -> Tensor:
-        return torch.arange(self.time, device=self.position.device)[None]
+
+def real_columns(lengths: Int[Tensor, " batch"], time: int) -> Bool[Tensor, "batch {time}"]:
+    """True at each row's first `lengths` columns."""
+    return torch.arange(time, device=lengths.device)[None] < lengths[:, None]
 
 
 def compact(
@@ -74,6 +77,24 @@ def compact(
     """Order of columns that puts each row's real tokens first (stable), and how many there are."""
     order = torch.argsort((~mask).long(), dim=1, stable=True)
     return order, mask.sum(1)
+
+
+def compact_if_needed(
+    mask: Bool[Tensor, "batch time"] | None, lengths: Int[Tensor, " batch"] | None, time: int
+) -> tuple[Int[Tensor, "batch time"] | None, Int[Tensor, " batch"] | None]:
+    """What `compact` gives, for padding in either form: None where the real tokens come first
+    already, and None where all are real."""
+    can_ask = not torch.compiler.is_compiling()  # a graph cannot branch on numbers
+    if mask is not None:
+        return (None, None) if can_ask and bool(mask.all()) else compact(mask)
+    if lengths is not None and can_ask:
+        shortest, longest = (int(length) for length in lengths.aminmax())
+        if shortest < 0 or longest > time:
+            raise ValueError(
+                f"lengths must be in 0..{time}, the input's tokens; got {shortest} to {longest}"
+            )
+        lengths = None if shortest == time else lengths
+    return None, lengths
 
 
 def take_columns(x: Tensor, columns: Int[Tensor, "batch taken"]) -> Tensor:

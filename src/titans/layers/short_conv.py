@@ -99,19 +99,19 @@ class ShortConv(nn.Module):
 def next_tail(
     x: Float[Tensor, "batch time channels"],
     tail: Float[Tensor, "batch past channels"],
-    count: Tensor | None,
+    lengths: Tensor | None,
 ) -> Float[Tensor, "batch past channels"]:
     """The last inputs, for the next call.
 
     Args:
-        count: how many of each row's inputs are real (they come first); None means all.
+        lengths: how many of each row's inputs are real (they come first); None means all.
     """
     past = tail.shape[1]
     if past == 0:
         return tail
-    if count is None:
+    if lengths is None:
         recent = torch.cat([tail, x[:, -past:].to(tail.dtype)], dim=1)
         return recent[:, recent.shape[1] - past :]
     joined = torch.cat([tail, x.to(tail.dtype)], dim=1)
-    rows = torch.arange(len(count), device=x.device)[:, None]
-    return joined[rows, count[:, None] + torch.arange(past, device=x.device)]
+    rows = torch.arange(len(lengths), device=x.device)[:, None]
+    return joined[rows, lengths[:, None] + torch.arange(past, device=x.device)]

@@ -129,7 +129,7 @@ class MACMixer(Mixer):
         now = state.memory
         assert self.memory is not None and now is not None
         before = now.replace(memory=now.memory.replace(weights=state.segment_weights))
-        h, before = self.memory.read(x, before, mask=piece.rows.mask)
+        h, before = self.memory.read(x, before, lengths=piece.rows.lengths)
         return h, replace(state, memory=now.replace(read_tail=before.read_tail))
 
     def _attend(

@@ -88,9 +88,11 @@ def remember(
     if mixer.memory_mode == "frozen":
         write_mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
     if not (mixer.reports or mixer.training):
-        y, after = memory(x, before, mask=rows.mask, write_mask=write_mask)
+        y, after = memory(x, before, lengths=rows.lengths, write_mask=write_mask)
         return y, replace(state, memory=after), None
-    y, after, trace = memory(x, before, mask=rows.mask, write_mask=write_mask, return_trace=True)
+    y, after, trace = memory(
+        x, before, lengths=rows.lengths, write_mask=write_mask, return_trace=True
+    )
     return y, replace(state, memory=after), _report(trace, rows.mask)
 
 
