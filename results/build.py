@@ -238,6 +238,7 @@ SHORT = {"bits_per_byte": ".2f", "accuracy": ".0f", "last_accuracy": ".0f"}
 """How it is written where there is little room."""
 RULES = {
     "chunk": "Titans memory",
+    "online": "Titans memory, online rule",
     "ttt": "TTT",
     "delta": "delta rule",
     "gated_delta": "gated delta rule",
@@ -249,11 +250,12 @@ def about_memory(record: Record, without: Sequence[str] = ()) -> str:
     settings = settings_of(record)
     rule = str(settings.get("memory.rule", "chunk"))
     parts = [RULES[rule]]
-    if rule in ("chunk", "ttt"):
-        parts.append(f"{settings['memory.depth']} layers")
+    if rule in ("chunk", "online", "ttt"):
+        depth = settings["memory.depth"]
+        parts.append("a matrix" if depth == 1 else f"{depth} layers")
     if settings.get("memory.written", "all") != "all":
         parts[-1] += f" of which only the {settings['memory.written']} is written"
-    if rule == "chunk":
+    if rule in ("chunk", "online"):
         parts += [
             f"no {part}" for part in ("momentum", "forgetting") if not settings[f"memory.{part}"]
         ]
@@ -266,6 +268,7 @@ def about_memory(record: Record, without: Sequence[str] = ()) -> str:
 
 
 AIDS: dict[str, tuple[object, str]] = {
+    "memory.features": (None, "{} products of the key in its place"),
     "memory.key_lag": (None, "keys start as the token {} back"),
     "memory.gate_conv_size": (0, "gates see {} tokens"),
     "memory.step_max": (1.0, "steps of at most {}"),

@@ -163,7 +163,7 @@ def draw_mqar(numbers: Sequence[Number], published: Published, path: Path) -> Fi
         chosen = [n for n in find(numbers, {**where, "hidden_size": width})]
         lines = by_place(chosen, where, "pairs", scale=100)
         panels[f"width {width}"] = [
-            Line(line.label.removesuffix(f" {width}"), line.kind, line.points) for line in lines
+            Line(line.label.replace(f" {width}", "", 1), line.kind, line.points) for line in lines
         ]
     return draw(path, panels, xlabel="key-value pairs in the text")
 

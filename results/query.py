@@ -76,8 +76,8 @@ def kind_of(record: Record) -> str | None:
     if record.sweep:
         return SWEEP_KINDS.get(row_name(record))
     rule = settings_of(record).get("memory.rule", "chunk")
-    has_memory = record.model.variant not in ("swa", "transformer")
-    return str(rule) if has_memory and rule != "chunk" else record.model.variant
+    is_published = rule in KINDS and record.model.variant not in ("swa", "transformer")
+    return str(rule) if is_published else record.model.variant
 
 
 def settings_of(record: Record) -> dict[str, object]:
