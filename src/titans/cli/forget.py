@@ -1,4 +1,4 @@
-"""`titans forget`: remove records of the text memory for good."""
+"""`titans forget`: remove records of the text memory permanently."""
 
 import argparse
 import sys

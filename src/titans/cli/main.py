@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "recall": "ask the text memory",
     "list": "the records of the text memory, newest first",
     "show": "all that is known about one record",
-    "forget": "remove records for good: text, index, traces in files and in the neural memory",
+    "forget": "remove records permanently: text, index, traces in files and in the neural memory",
     "export": "write the records of a scope as JSON lines",
     "import": "remember a file: an export of this or another program, CSV, a text",
     "chat": "a terminal chat that remembers between runs",

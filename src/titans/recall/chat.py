@@ -43,7 +43,7 @@ class OpenTurn:
 
 
 class ChatSession:
-    """A conversation that stays in memory while it lasts, and in the text memory for good.
+    """A conversation that stays in memory while it lasts, and in the text memory permanently.
 
     Args:
         speaker: who the user is.

@@ -1,4 +1,4 @@
-"""Forgetting for good: records with all that belongs to them, and their part of the neural memory.
+"""Forgetting permanently: records with all that belongs to them, also in the neural memory.
 
 The neural memory cannot be un-written, so it is computed again: from the last snapshot before the
 first forgotten record, through the log of writes without the forgotten ones. The writes of the two

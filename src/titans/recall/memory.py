@@ -342,7 +342,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         scope: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> forgetting.Forgotten:
-        """Remove records for good: their text, index entries, traces in files, and their part in
+        """Remove records permanently: their text, index entries, traces in files, and their part in
         the neural memory, which is computed again without them.
 
         Args:

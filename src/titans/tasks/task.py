@@ -132,7 +132,7 @@ class Task:
 
     def own_subject(self) -> Any:
         """What is measured if that is no checkpoint: it has `name`, `check_length` and `card`."""
-        raise NotImplementedError
+        raise TypeError(f"{self.name} measures a checkpoint and has no subject of its own")
 
     def bind(self, subject: Any) -> "Task":
         """The task for one subject, if its cells depend on the subject's tokens."""
@@ -164,7 +164,7 @@ class Task:
 
     def measure(self, subject: Any, cell: Cell, seed: int, samples: Sequence[int]) -> list[Outcome]:
         """The outcome of each of these samples."""
-        raise NotImplementedError
+        raise TypeError(f"{self.name} measures a subject that it is bound to: call bind(subject)")
 
     def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
         """What the cell's outcomes amount to."""
