@@ -87,3 +87,11 @@ def test_tokens_without_bytes_have_a_perplexity_alone(tmp_path: Path) -> None:
     assert list(bits(record)) == [(2, 4)]
     first = record.find("perplexity", 4, **{"from": 1})
     assert first is not None and first.value == pytest.approx(math.e)
+
+
+def test_windows_are_spread_over_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("".join(c * 8 for c in "abcdefghij"))
+    task = LanguageModelling(lengths=(4, 8), text=file, samples=3).bind(Uneven())
+    assert bytes(task.windows.flatten().tolist()) == b"bbbbbbbbffffffffiiiiiiii"
+    assert task.used == 24

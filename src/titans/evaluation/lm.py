@@ -27,7 +27,8 @@ class LanguageModelling(Task):
     lengths: tuple[Count, ...] = (256, 512, 1_024, 2_048)
     """Lengths of the windows in the model's own tokens; each must divide the longest."""
     samples: Whole = 50
-    """Windows of the longest length; shorter lengths read the same tokens. 0: the whole text."""
+    """Windows of the longest length, spread evenly over the whole text; shorter lengths read the
+    same tokens. 0: all of it."""
     text: Path | None = None
     """A text or JSONL file (also .gz), or a folder of them (required)."""
     tail_bytes: Whole = 0
@@ -49,7 +50,7 @@ class LanguageModelling(Task):
 
     def options(self) -> dict[str, object]:
         """The options as a record states them."""
-        return {**super().options(), "windows": self.samples}
+        return {**super().options(), "windows": self.samples, "spread": True}
 
     def check_data(self) -> None:
         """List the files of the text."""
@@ -81,17 +82,23 @@ class BoundLanguageModelling(Task):
         return {**self.task.options(), "tokens": self.used}
 
     @cached_property
-    def used(self) -> int:
-        """Tokens that every length reads."""
+    def windows(self) -> IntArray:
+        """The windows of the longest length, which every length reads."""
         longest = max(self.task.lengths)
-        windows = len(self.tokens) // longest
-        if self.task.samples:
-            windows = min(windows, self.task.samples)
-        if not windows:
+        there = len(self.tokens) // longest
+        if not there:
             raise DataError(
                 f"the text has {len(self.tokens)} tokens, fewer than the longest length {longest}"
             )
-        return windows * longest
+        windows = self.tokens[: there * longest].reshape(there, longest)
+        wanted = min(self.task.samples or there, there)
+        # The middle of each of `wanted` equal parts: a text is not equally hard everywhere.
+        return windows[(2 * np.arange(wanted) + 1) * there // (2 * wanted)]
+
+    @property
+    def used(self) -> int:
+        """Tokens that every length reads."""
+        return self.windows.size
 
     def cells(self) -> list[Cell]:
         """One per length."""
@@ -104,7 +111,7 @@ class BoundLanguageModelling(Task):
         self, subject: Subject, cell: Cell, seed: int, samples: Sequence[int]
     ) -> list[Outcome]:
         """Nats, bytes and state of each window; nats and bytes by octave of the position, too."""
-        windows = np.stack([self.tokens[s * cell.length : (s + 1) * cell.length] for s in samples])
+        windows = self.windows.reshape(-1, cell.length)[list(samples)]
         reading = subject.losses(windows)
         outcomes = []
         for window, row in zip(windows, reading.values.astype(np.float64), strict=True):
