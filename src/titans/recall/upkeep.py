@@ -155,7 +155,7 @@ def repair(
             refill = _Refill(memory, salvage)
             refill.run(progress)
         damaged = salvage.step_aside()
-    wanted = sum(row[-1] for row in salvage.scopes.values())
+    wanted = sum(num_records for *_, num_records, _ in salvage.scopes.values())
     return Repaired(refill.records, refill.remade, max(wanted - refill.records, 0), damaged)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from titans.recall.store.base import Filter as Filter
 from titans.recall.store.base import Head as Head
 from titans.recall.store.base import IndexEntry as IndexEntry
+from titans.recall.store.base import Marks as Marks
 from titans.recall.store.base import Scalar as Scalar
 from titans.recall.store.base import Store as Store
 from titans.recall.store.base import StoredPassage as StoredPassage
@@ -19,6 +20,7 @@ __all__ = [
     "Filter",
     "Head",
     "IndexEntry",
+    "Marks",
     "SQLiteStore",
     "Scalar",
     "Store",

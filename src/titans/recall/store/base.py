@@ -5,7 +5,7 @@ memory: it keeps texts, numbers and bytes. Every operation on records names its 
 that `head` or `create_scope` gave; nothing of one scope is ever returned for another.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How long a record is kept, and how much it weighs. Unlike its text, they can be changed."""
+
+    expires: int | None = None
+    """From when on it is not recalled, in microseconds since 1970, UTC."""
+    importance: float = 0.0
+    """In [0, 1]."""
+    pinned: bool = False
+    """Never expires, and is left alone when old records are removed."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,9 @@ class StoredRecord:
     """The seq of the first record of its group."""
     successor_of: int | None
     """The seq of the statement that it updates."""
+    marks: Marks = Marks()
+    recalls: int = 0
+    """How often it was recalled."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,8 @@ class Head:
     generation: int
     last_seq: int
     num_records: int
+    marks: int
+    """How often marks of a record were set in this scope."""
 
 
 Scalar = str | int | float | bool | None
@@ -236,6 +253,19 @@ class Store(Protocol):
 
     def successor_id(self, scope_id: int, seq: int) -> str | None:
         """The id of the first record that updates this one."""
+        ...
+
+    def set_marks(self, scope_id: int, seq: int, marks: Marks) -> None:
+        """Mark a record; the scope's number of marks rises (so does it in `add_record`, for a
+        record that has any)."""
+        ...
+
+    def marks(self, scope_id: int, after: int) -> dict[int, Marks]:
+        """By seq, the marks that were set when the scope's number of marks was above `after`."""
+        ...
+
+    def count_recalls(self, scope_id: int, recalls: Mapping[int, int]) -> None:
+        """Add to how often records were recalled, by seq; those that are gone are left out."""
         ...
 
     def delete_records(self, scope_id: int, seqs: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from titans.recall.store.connection import Connection
-from titans.recall.store.seal import Value
+from titans.recall.store.seal import SEALED, Value
 
 SCOPED = ("records", "neural_writes", "snapshots", "persistent_texts", "index_blocks", "terms")
 """Tables with a column `scope`, passages left out."""
@@ -42,8 +42,8 @@ def delete_records(store: Connection, scope_id: int, seqs: Sequence[int]) -> Non
     db.execute("DELETE FROM gone")
     query = "SELECT coalesce(max(seq), 0) FROM records WHERE scope = ?"
     last_seq = int(db.execute(query, (scope_id,)).fetchone()[0])
-    number, name, generation, _, num_records = store.scope_row(scope_id)
-    row = (number, name, generation + 1, last_seq, num_records - count)
+    number, name, generation, _, num_records, marks = store.scope_row(scope_id)
+    row = (number, name, generation + 1, last_seq, num_records - count, marks)
     store.insert("scopes", *row, replace=True)
 
 
@@ -72,8 +72,9 @@ def _mend_links(
     leaders: dict[Value, Value] = {}
     heirs: dict[Value, Value] = {}
     where = f"scope = ? AND (successor_of {in_gone} OR duplicate_of {in_gone}) ORDER BY seq"
+    place = SEALED["records"].index("duplicate_of")
     for row in list(store.select("records", where, scope_id)):
-        *kept, duplicate_of, successor_of = row
+        duplicate_of, successor_of = row[place : place + 2]
         if duplicate_of in updated:
             leader = leaders.setdefault(duplicate_of, row[0])
             if leader == row[0]:
@@ -86,4 +87,5 @@ def _mend_links(
         if first in updated:
             heir = heirs.setdefault(first, row[0])
             first = None if heir == row[0] else heir
-        store.insert("records", *kept, duplicate_of, first, replace=True)
+        links = (duplicate_of, first)
+        store.insert("records", *row[:place], *links, *row[place + 2 :], replace=True)

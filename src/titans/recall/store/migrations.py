@@ -181,6 +181,33 @@ def m006_more_checksums(db: sqlite3.Connection) -> None:
     db.execute(f"UPDATE postings SET checksum = {POSTING_SUM}")
 
 
+def m007_marks(db: sqlite3.Connection) -> None:
+    """How long a record is kept, how much it weighs, how often it was recalled."""
+    for table, column in (
+        ("records", "expires INTEGER"),  # microseconds since 1970, UTC
+        ("records", "importance REAL NOT NULL DEFAULT 0.0"),
+        ("records", "pinned INTEGER NOT NULL DEFAULT 0"),
+        ("records", "recalls INTEGER NOT NULL DEFAULT 0"),
+        ("records", "marked INTEGER NOT NULL DEFAULT 0"),  # `marks` of the scope at that time
+        ("scopes", "marks INTEGER NOT NULL DEFAULT 0"),  # how often records were marked
+    ):
+        db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    db.execute("CREATE INDEX records_by_marks ON records (scope, marked) WHERE marked > 0")
+    db.create_function("seal", -1, seal, deterministic=True)
+    for table, old, new in (
+        (
+            "records",
+            "seq, scope, id, text, speaker, time, metadata, surprise, written, reason,"
+            " duplicate_of, successor_of",
+            "expires, importance, pinned, recalls, marked",
+        ),
+        ("scopes", "id, name, generation, last_seq, num_records", "marks"),
+    ):
+        # A row that is damaged must not pass for sound.
+        sound = f"checksum = seal({old})"
+        db.execute(f"UPDATE {table} SET checksum = seal({old}, {new}) WHERE {sound}")
+
+
 def _add_checksums(db: sqlite3.Connection, table: str) -> None:
     """A column `checksum` behind those that a table has now."""
     columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
@@ -196,6 +223,7 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m004_postings,
     m005_checksums,
     m006_more_checksums,
+    m007_marks,
 ]
 """Every step ever released, in order."""
 

@@ -20,6 +20,8 @@ from titans.recall.store.seal import SEALED, is_sound
 from titans.recall.store.sqlite import stored_record
 
 Row = tuple[Any, ...]
+LATER: dict[str, Row] = {"records": (None, 0.0, 0, 0, 0), "scopes": (0,)}
+"""What the last columns hold in a store that was damaged before it had them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ class Salvage:
 
     def _sound(self, table: str, begin: int = 0, end: int = 2**62) -> Iterator[Row]:
         """The sound rows with a number in [begin, end), around those that cannot be read."""
-        names = ", ".join((*SEALED[table], "checksum"))
+        later = LATER.get(table, ()) if self._is_older(table) else ()
+        columns = SEALED[table][: len(SEALED[table]) - len(later)]
+        names = ", ".join((*columns, "checksum"))
         query = f"SELECT rowid, {names} FROM {table} NOT INDEXED WHERE rowid >= ? AND rowid < ?"
         ranges = [(begin, end)]
         while ranges:
@@ -105,11 +109,15 @@ class Salvage:
                 for number, *row in self.db.execute(f"{query} ORDER BY rowid", (begin, end)):
                     begin = number + 1
                     if is_sound(row):
-                        yield tuple(row[:-1])
+                        yield (*row[:-1], *later)
             except (sqlite3.DatabaseError, OverflowError):
                 if end - begin > 1:
                     middle = (begin + end) // 2
                     ranges += [(middle, end), (begin, middle)]
+
+    def _is_older(self, table: str) -> bool:
+        there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
+        return SEALED[table][-1] not in there
 
     def _sound_settings(self) -> Iterator[Row]:
         """Settings have no numbers: all at once, or none."""

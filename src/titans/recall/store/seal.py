@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 SEALED: dict[str, tuple[str, ...]] = {
     "records": (
         *("seq", "scope", "id", "text", "speaker", "time", "metadata", "surprise", "written"),
-        *("reason", "duplicate_of", "successor_of"),
+        *("reason", "duplicate_of", "successor_of", "expires", "importance", "pinned"),
+        *("recalls", "marked"),
     ),
     "passages": ("id", "scope", "seq", "num_terms", "flags", "vectors"),
     "passage_tokens": ("passage", "vectors"),
@@ -23,7 +24,7 @@ SEALED: dict[str, tuple[str, ...]] = {
     "persistent_texts": ("scope", "position", "text"),
     "index_blocks": ("scope", "last_seq", "num_rows", "data"),
     "meta": ("key", "value"),
-    "scopes": ("id", "name", "generation", "last_seq", "num_records"),
+    "scopes": ("id", "name", "generation", "last_seq", "num_records", "marks"),
     "terms": ("id", "scope", "term", "num_passages"),
 }
 """Tables whose rows end in a `checksum`, and the columns that it covers."""

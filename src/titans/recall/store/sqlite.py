@@ -7,14 +7,22 @@ query names its scope. The store knows no encoder and no memory: it keeps bytes.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from titans.recall.store import deletion, inspection
-from titans.recall.store.base import Filter, Head, IndexEntry, StoredPassage, StoredRecord
+from titans.recall.store.base import (
+    Filter,
+    Head,
+    IndexEntry,
+    Marks,
+    StoredPassage,
+    StoredRecord,
+)
 from titans.recall.store.connection import Connection
 from titans.recall.store.seal import POSTING, SEALED, Value, are_sound
 
@@ -40,7 +48,7 @@ class SQLiteStore(Connection):
         if found is not None:
             return found.scope_id
         number = self._next("scopes")
-        self.insert("scopes", number, scope, 0, 0, 0)
+        self.insert("scopes", number, scope, 0, 0, 0, 0)
         return number
 
     def scopes(self) -> list[str]:
@@ -61,13 +69,16 @@ class SQLiteStore(Connection):
     ) -> int:
         """Store a record with everything that belongs to it; returns its seq."""
         seq = self._next("records")
-        self.insert("records", *sealed_record(scope_id, seq, record))
+        number, name, generation, _, num_records, marks = self.scope_row(scope_id)
+        is_marked = record.marks != Marks()
+        marked = marks + is_marked
+        self.insert("records", *sealed_record(scope_id, seq, record, is_marked and marked))
         for passage in passages:
             self._add_passage(scope_id, seq, passage)
         if neural_write is not None:
             self.insert("neural_writes", seq, scope_id, neural_write)
-        number, name, generation, _, num_records = self.scope_row(scope_id)
-        self.insert("scopes", number, name, generation, seq, num_records + 1, replace=True)
+        progress = (generation, seq, num_records + 1, marked)
+        self.insert("scopes", number, name, *progress, replace=True)
         return seq
 
     def _next(self, table: str) -> int:
@@ -126,7 +137,7 @@ class SQLiteStore(Connection):
         for row in rows:
             count += 1
             yield stored_record(row)
-        if len(values) == 1 and limit is None and count != self.scope_row(scope_id)[-1]:
+        if len(values) == 1 and limit is None and count != self.scope_row(scope_id)[-2]:
             raise self.damage(f"records of scope {scope_id} are missing")
 
     def find_seqs(self, scope_id: int, wanted: Filter) -> list[int]:
@@ -140,6 +151,27 @@ class SQLiteStore(Connection):
         query = "SELECT id FROM records WHERE scope = ? AND successor_of = ? ORDER BY seq LIMIT 1"
         found = self.db.execute(query, (scope_id, seq)).fetchone()
         return None if found is None else str(found[0])
+
+    def set_marks(self, scope_id: int, seq: int, marks: Marks) -> None:
+        """Mark a record; the scope's number of marks rises."""
+        *progress, number = self.scope_row(scope_id)
+        self.insert("scopes", *progress, number + 1, replace=True)
+        found = self.records(scope_id, [seq])[seq]
+        row = sealed_record(scope_id, seq, replace(found, marks=marks), number + 1)
+        self.insert("records", *row, replace=True)
+
+    def marks(self, scope_id: int, after: int) -> dict[int, Marks]:
+        """By seq, the marks that were set when the scope's number of marks was above `after`."""
+        rows = self.select("records", "scope = ? AND marked > ? AND marked > 0", scope_id, after)
+        return {record.seq: record.marks for record in map(stored_record, rows)}
+
+    def count_recalls(self, scope_id: int, recalls: Mapping[int, int]) -> None:
+        """Add to how often records were recalled, by seq; those that are gone are left out."""
+        for seq, count in recalls.items():
+            for row in list(self.select("records", "scope = ? AND seq = ?", scope_id, seq)):
+                *kept, before, marked = row
+                assert isinstance(before, int)
+                self.insert("records", *kept, before + count, marked, replace=True)
 
     # What the index and the neural memory load
 
@@ -308,24 +340,31 @@ class SQLiteStore(Connection):
         self.request_scrub()
 
 
-def sealed_record(scope_id: int, seq: int, record: StoredRecord) -> tuple[Value, ...]:
-    """A record as its columns, in the order of `SEALED`."""
+def sealed_record(scope_id: int, seq: int, record: StoredRecord, marked: int) -> tuple[Value, ...]:
+    """A record as its columns, in the order of `SEALED`.
+
+    Args:
+        marked: the scope's number of marks when its own were set; 0 if they never were.
+    """
     metadata = None
     if record.metadata is not None:
         metadata = json.dumps(record.metadata, ensure_ascii=False)
     return (
         *(seq, scope_id, record.id, record.text, record.speaker, record.time, metadata),
         *(float(record.surprise), int(record.written), record.reason),
-        *(record.duplicate_of, record.successor_of),
+        *(record.duplicate_of, record.successor_of, record.marks.expires),
+        *(float(record.marks.importance), int(record.marks.pinned), record.recalls, marked),
     )
 
 
 def stored_record(found: tuple[Any, ...]) -> StoredRecord:
     """The inverse of `sealed_record`."""
     named = dict(zip(SEALED["records"], found, strict=True))
-    named.pop("scope")
-    metadata = None if named["metadata"] is None else json.loads(named["metadata"])
-    return StoredRecord(**{**named, "metadata": metadata, "written": bool(named["written"])})
+    del named["scope"], named["marked"]
+    named["metadata"] = None if named["metadata"] is None else json.loads(named["metadata"])
+    named["written"] = bool(named["written"])
+    expires, importance, pinned = (named.pop(name) for name in ("expires", "importance", "pinned"))
+    return StoredRecord(**named, marks=Marks(expires, importance, bool(pinned)))
 
 
 def _where(scope_id: int, wanted: Filter) -> tuple[str, list[Value]]:
