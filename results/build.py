@@ -5,6 +5,7 @@
 """
 
 import argparse
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,28 +42,32 @@ METRICS = {
     "babilong": ("accuracy",),
     "permutations": ("last_accuracy",),
     "lm": ("bits_per_byte",),
-    "throughput": ("tokens_per_second", "memory_share"),
+    "throughput": ("tokens_per_second",),
     "locomo": ("recall@5", "recall@10", "recall@20"),
 }
 """What the appendix shows of a task."""
 TERMS = {
     "needle": ("distractors",),
-    "s-niah": ("kind", "haystack", "each_file", "words", "answer_tokens"),
+    "s-niah": ("kind", "haystack"),
     "babilong": ("question",),
     "permutations": ("degree",),
     "mqar": ("setting",),
-    "lm": ("text", "from", "to"),
+    "lm": ("text",),
     "throughput": ("phase", "depth"),
     "locomo": ("category", "keep"),
 }
 """What tells the rows of a model apart, beside the model."""
+PLACES = re.compile(r" --(model|rule|dim) ('[^']*'|\S+)")
+"""Options by which commands of one shape differ."""
+FILES = re.compile(r" --(json|resume|label) ('[^']*'|\S+)")
+"""Options that only name where a result goes."""
 
 
 def render(root: Path = ROOT) -> str:
     """The whole page."""
     records = load_records(root / "results")
     numbers = all_numbers(records)
-    page = Page(records, numbers, load_published(root / "results" / "published.yaml"), root)
+    page = Page(records, numbers, root)
     environment = Environment(
         loader=FileSystemLoader(root / "results"),
         undefined=StrictUndefined,
@@ -94,15 +99,8 @@ def load_published(file: Path) -> dict[str, dict[str, dict[Any, float]]]:
 class Page:
     """What the template can say: each method gives a cell, a row or a table."""
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        numbers: Sequence[Number],
-        published: Mapping[str, Mapping[str, Mapping[Any, float]]],
-        root: Path,
-    ) -> None:
-        self._records, self._numbers, self._published = records, numbers, published
-        self._root = root
+    def __init__(self, records: Sequence[Record], numbers: Sequence[Number], root: Path) -> None:
+        self._records, self._numbers, self._root = records, numbers, root
 
     def glance(self, title: str, **where: Any) -> str:
         """A row of the first table: the best model of each kind, in the text where it is worst."""
@@ -117,47 +115,57 @@ class Page:
         found = best(self._numbers, where)
         if found is None:
             raise ValueError(f"no record has {where}")
-        return shown(found, short=True)
+        return shown(found)
+
+    def span(self, **where: Any) -> str:
+        """The least and the largest of some numbers."""
+        means = sorted((summary([n]) for n in find(self._numbers, where)), key=lambda v: v.mean)
+        return f"{shown(means[0])} to {shown(means[-1])}"
 
     def table(self, task: str, sweep: str = "", **where: Any) -> str:
-        """Every number of a task or a sweep with its interval, a row for each model and terms."""
+        """Every number of a task or a sweep, a row for each model and terms.
+
+        What all rows share is said above the table.
+        """
         asked = {"task": task, "sweep": sweep, "metric": list(METRICS[task]), **where}
         numbers = find(self._numbers, asked)
-        varying = [n for n in TERMS[task] if len({str(fact(x, n)) for x in numbers}) > 1]
-        column = {"mqar": _pairs, "locomo": _metric}.get(task, _length)
-        varying += ["metric"] * (len(METRICS[task]) > 1 and column is not _metric)
+        column = {"mqar": _pairs, "locomo": _metric, "lm": _window}.get(task, _length)
         columns = sorted({column(n) for n in numbers})
         groups: dict[tuple[str, ...], dict[object, list[Number]]] = {}
         for number in numbers:
-            row = (_label(number.record), *(_term(number, name) for name in varying))
+            settings = settings_of(number.record)
+            terms = (_term(settings.get("memory.write_threshold")),)
+            terms += tuple(_term(fact(number, name)) for name in TERMS[task])
+            row = (f"`{row_name(number.record)}`", *terms)
             groups.setdefault(row, {}).setdefault(column(number), []).append(number)
-        head = ["model", "parameters", "minutes", *varying, "samples", *(t for _, t in columns)]
-        lines = [
-            [
-                *row[:1],
-                *_size(cells),
-                *row[1:],
-                _samples(cells),
-                *map(_cell, map(cells.get, columns)),
-            ]
-            for row, cells in sorted(groups.items(), key=lambda group: group[0][0])
-        ]
-        known = [i for i in range(len(head)) if any(line[i] for line in lines)]
-        return markdown([head[i] for i in known], [[line[i] for i in known] for line in lines])
+        head = ["model", "parameters", "minutes", "threshold", *TERMS[task], "samples"]
+        lines = []
+        for row, cells in sorted(groups.items()):
+            found = {place: summary(cell) for place, cell in cells.items()}
+            if not sweep and any(len(cell) > 1 for cell in cells.values()):
+                raise ValueError(f"{row}: several records for one cell")
+            values = [shown(found[c]) if c in found else "" for c in columns]
+            about = [row[0], *_size(cells), *row[1:], _samples(cells)]
+            lines.append([*about, _within(list(found.values())), *values])
+        return _without_repeats([*head, "±", *(name for _, name in columns)], lines, len(head))
 
     def commands(self, task: str, sweep: str = "") -> str:
-        """How the numbers of a task were made: one line for each command."""
-        made: dict[str, list[Record]] = {}
+        """How the numbers of a task were made: one line for each shape of command."""
+        made: dict[tuple[str, str], list[Record]] = {}
         for record in self._records:
             if record.task == task and record.sweep == sweep and record.command:
-                made.setdefault(record.command, []).append(record)
+                shape = FILES.sub("", record.command)
+                shape = PLACES.sub(lambda m: f" --{m[1]} {m[1].upper()}", shape)
+                text = fact(Number(record, record.scores[0]), "text") if sweep else None
+                made.setdefault((shape, _term(text)), []).append(record)
         lines = []
-        for command, records in made.items():
-            commits = ", ".join(sorted({record.commit or "-" for record in records}))
-            seconds = sum(record.seconds for record in records)
-            texts = sorted({str(fact(Number(r, r.scores[0]), "text")) for r in records} - {"None"})
-            tested = f" on {', '.join(texts)}" if texts and sweep else ""
-            lines.append(f"- `{command}`{tested}: {seconds:.0f} s, commit {commits}\n")
+        for (shape, text), records in made.items():
+            commits = ", ".join(sorted({(record.commit or "-")[:7] for record in records}))
+            seconds = sorted({round(record.seconds) for record in records})
+            took = f"{seconds[0]} s" if len(seconds) == 1 else f"{seconds[0]} to {seconds[-1]} s"
+            names = ", ".join(f"`{record.model.name}`" for record in records)
+            who = f", {names}" if PLACES.search(shape) else f" on {text}" * bool(text)
+            lines.append(f"- `{shape}`{who}: {took}, commit {commits}\n")
         return "".join(lines)
 
     def trained(self) -> str:
@@ -181,30 +189,21 @@ class Page:
         head = ["checkpoint", "runs", "steps", "tokens", "minutes", "longest text", "trained on"]
         return markdown(head, rows)
 
-    def published(self, *names: str) -> str:
-        """Published tables, in italics."""
+    def published(self, name: str) -> str:
+        """A published table, in italics."""
         source = yaml.safe_load((self._root / "results/published.yaml").read_text(encoding="utf-8"))
-        parts = []
-        for name in names:
-            rows = self._published[name]
-            columns = list(dict.fromkeys(c for points in rows.values() for c in points))
-            if all(len(points) == len(columns) for points in rows.values()):
-                head = [source[name]["source"], *map(_place, columns)]
-                cells = [[f"*{v:g}*" for v in points.values()] for points in rows.values()]
-            else:
-                head = [source[name]["source"], "value at place"]
-                cells = [
-                    [", ".join(f"*{v:g}* at {place:,}" for place, v in points.items())]
-                    for points in rows.values()
-                ]
-            lines = [[f"*{row}*", *line] for row, line in zip(rows, cells, strict=True)]
-            parts.append(markdown(head, lines))
-        return "\n".join(parts)
+        table = source[name]
+        rows = [[f"*{v}*" for v in (row, *values)] for row, values in table["rows"].items()]
+        return markdown([table["source"], *table["columns"]], rows)
 
     def mqar_rows(self) -> str:
         """What each row of MQAR is, by the settings in its record."""
-        rows = [r for r in self._records if r.task == "mqar" and not r.sweep]
-        return "".join(f"- `{r.model.name}`: {about_memory(r)}\n" for r in rows)
+        rows: dict[str, list[str]] = {}
+        for record in self._records:
+            if record.task == "mqar" and not record.sweep:
+                about = about_memory(record, ["minutes"])
+                rows.setdefault(about, []).append(f"`{record.model.name}`")
+        return "".join(f"- {', '.join(names)}: {about}\n" for about, names in rows.items())
 
     def about_memory_of(self, model: str, *without: str) -> str:
         """What one model's memory is, but for some settings."""
@@ -213,21 +212,21 @@ class Page:
 
 
 def shown(value: Value, *, short: bool = False) -> str:
-    """A number by its metric; with its interval or spread unless `short`."""
+    """A number by its metric, without its interval."""
     metric = value.numbers[0].score.metric
     style, scale = STYLES.get(metric, (".1f", 100.0))
-    if short:
-        return f"{format(scale * value.mean, SHORT.get(metric, style))}"
-    mean = format(scale * value.mean, style)
-    if value.seeds > 1:
-        return f"{mean} ± {format(scale * value.spread, style)}"
-    if value.low == value.high:
-        return mean
-    return f"{mean} [{format(scale * value.low, style)}, {format(scale * value.high, style)}]"
+    return format(scale * value.mean, SHORT.get(metric, style) if short else style)
+
+
+def _within(values: Sequence[Value]) -> str:
+    """How far a row's values are from the ends of their intervals, at most."""
+    metric = values[0].numbers[0].score.metric
+    style, scale = STYLES.get(metric, (".1f", 100.0))
+    return format(scale * max(max(v.high - v.mean, v.mean - v.low) for v in values), style)
 
 
 STYLES = {
-    "bits_per_byte": (".4f", 1.0),
+    "bits_per_byte": (".3f", 1.0),
     "perplexity": (".2f", 1.0),
     "tokens_per_second": (".0f", 1.0),
     "memory_share": (".0f", 100.0),
@@ -278,14 +277,25 @@ AIDS: dict[str, tuple[object, str]] = {
 """Settings that single rows of MQAR have: what is usual, and what another value means."""
 
 
-def _label(record: Record) -> str:
-    threshold = settings_of(record).get("memory.write_threshold")
-    return f"`{row_name(record)}`" + ("" if threshold is None else f", threshold {threshold}")
+def _term(found: object) -> str:
+    return {None: "", True: "yes", False: "no"}.get(found, str(found))  # type: ignore[call-overload]
 
 
-def _term(number: Number, name: str) -> str:
-    found = fact(number, name)
-    return "" if found is None else str(found).replace("_", " ")
+def _without_repeats(head: list[str], lines: list[list[str]], terms: int) -> str:
+    """A table without empty columns; of the first `terms`, those that are equal go above it."""
+    known = [i for i in range(len(head)) if any(line[i] for line in lines)]
+    above = []
+    for i in [i for i in known if 0 < i < terms]:
+        found = sorted({line[i] for line in lines})
+        if head[i] == "parameters":
+            counts = sorted(int(n.replace(",", "")) for n in found if n)
+            if counts[-1] < 1.02 * counts[0]:
+                found = [" to ".join(dict.fromkeys(f"{n:,}" for n in (counts[0], counts[-1])))]
+        if len(found) == 1:
+            above.append(f"{head[i]} {found[0]}")
+            known.remove(i)
+    table = markdown([head[i] for i in known], [[line[i] for i in known] for line in lines])
+    return f"Every row: {', '.join(above)}.\n\n{table}" if above else table
 
 
 def _length(number: Number) -> tuple[object, str]:
@@ -295,16 +305,17 @@ def _length(number: Number) -> tuple[object, str]:
 
 def _pairs(number: Number) -> tuple[object, str]:
     place = (number.score.length, number.score.detail["pairs"])
-    return place, f"{format_length(place[0] or 0)}, {place[1]} pairs"
+    return place, f"{place[1]} pairs"
+
+
+def _window(number: Number) -> tuple[object, str]:
+    end = number.score.detail.get("to")
+    return ((1 << 32) + int(str(end)), f"to {end}") if end else _length(number)
 
 
 def _metric(number: Number) -> tuple[object, str]:
     metric = number.score.metric
     return int(metric.rpartition("@")[2]), metric
-
-
-def _place(column: object) -> str:
-    return format_length(column) if isinstance(column, int) else str(column)
 
 
 def _size(cells: Mapping[object, Sequence[Number]]) -> tuple[str, str]:
@@ -328,10 +339,6 @@ def _samples(cells: Mapping[object, Sequence[Number]]) -> str:
     seeds = max(len(numbers) for numbers in cells.values())
     several = f" x {seeds} seeds" if seeds > 1 else ""
     return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + several
-
-
-def _cell(numbers: Sequence[Number] | None) -> str:
-    return shown(summary(numbers)) if numbers else ""
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
