@@ -213,14 +213,16 @@ def _build_model(base: Path, settings: list[str]) -> "TitansForCausalLM":
 def _print_table(entries: list["Entry"]) -> None:
     from titans.evaluation.lengths import format_length
 
+    wide = 2 + max([len("row"), *(len(entry.row) for entry in entries)])
     print(
-        f"{'row':<22}{'evaluation':<14}{'length':>8}  {'metric':<16}{'mean':>9}  {'spread':>8}  n"
+        f"{'row':<{wide}}{'evaluation':<14}{'length':>8}  {'metric':<16}{'mean':>9}  "
+        f"{'spread':>8}  n"
     )
     for entry in entries:
         length = "" if entry.length is None else format_length(entry.length)
         detail = " ".join(f"{name}={value}" for name, value in entry.detail.items())
         print(
-            f"{entry.row:<22}{entry.evaluation:<14}{length:>8}  {entry.metric:<16}"
+            f"{entry.row:<{wide}}{entry.evaluation:<14}{length:>8}  {entry.metric:<16}"
             f"{entry.mean:>9.4g}  {entry.spread:>8.3g}  {entry.seeds}  {detail}".rstrip()
         )
 
