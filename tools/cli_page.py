@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -12,13 +13,18 @@ INTRODUCTION = """\
 # Command line
 
 Made from `--help` of every command by `python tools/cli_page.py`; do not edit. Files of
-configurations, checkpoints and texts in the examples are those of the project's folder.
+configurations, checkpoints and texts in the examples are those of the project's folder. `--help`
+also prints each command's usage line.
 """
+HELP_OPTION = re.compile(r"^  -h, --help +show this help message and exit\n", re.MULTILINE)
 
 
 def sections(parser: argparse.ArgumentParser) -> list[str]:
     """The help of a command and of its actions, each under a heading."""
-    found = [f"## {parser.prog}\n\n```text\n{parser.format_help().rstrip()}\n```\n"]
+    with mock.patch.object(parser, "usage", argparse.SUPPRESS):
+        text = HELP_OPTION.sub("", parser.format_help()).strip()
+    text = re.sub(r"(^|\n\n)options:(\n\n|$)", r"\2", text).strip()
+    found = [f"## {parser.prog}\n\n```text\n{text}\n```\n"]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():

@@ -4,10 +4,9 @@ r"""From a finished run to a checkpoint worth shipping: weights, configuration, 
         --set memory.write_threshold=0.05
     python -m tools.ship --card checkpoints/needle-mac
 
-`--after RUN` (repeated) names the runs that this one started from: their logs and configurations
-go along. The card (`card.md.j2`) has the numbers of every record in `results/` that was measured on
-these weights; `--card` writes it again when there are more. `texts.md` in the folder, where there
-is one, says what the training texts were.
+Of a training in stages every log and configuration goes along. The card (`card.md.j2`) has the
+numbers of every record in `results/` that was measured on these weights; `--card` writes it again
+if there are more. `texts.md` in the folder, if there is one, says what the training texts were.
 """
 
 import argparse
@@ -30,6 +29,7 @@ from titans.files import read_text, write_text
 from titans.models.upgrade import upgrade_names
 from titans.settings import apply_settings, to_yaml
 from titans.tasks.needle import needle_tokenizer
+from titans.training.log import stage_folders
 from tools.stages import CONFIG_NAME, LOG_NAME, Stage, read_stage, read_stages
 
 ROOT = Path(__file__).parent.parent
@@ -47,17 +47,13 @@ def ship(
     run: Path,
     target: Path,
     *,
-    earlier: Sequence[Path] = (),
     settings: dict[str, object] | None = None,
     with_words: bool = False,
     results: Path = ROOT / "results",
 ) -> None:
-    """Fill `target` with the last checkpoint of `run` and all that belongs to it.
-
-    Args:
-        earlier: the runs that this one started from, first one first.
-    """
-    source = run / "checkpoints" / "last"
+    """Fill `target` with the last checkpoint of `run` and all that belongs to it."""
+    runs = stage_folders(run) or [run]
+    source = runs[-1] / "checkpoints" / "last"
     subject = ModelSubject.load(source, settings=settings)
     target.mkdir(parents=True, exist_ok=True)
     subject.model.save_pretrained(target)
@@ -66,7 +62,6 @@ def ship(
         tokenizer.save_pretrained(target)
     if (source / "provenance.json").is_file():
         shutil.copy(source / "provenance.json", target)
-    runs = [*earlier, run]
     for number, stage in enumerate(runs, start=1):
         folder = target if number == len(runs) else target / f"stage-{number}"
         folder.mkdir(exist_ok=True)
@@ -237,7 +232,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("target", type=Path, nargs="?")
     parser.add_argument("--card", type=Path, metavar="CHECKPOINT", help="a shipped folder")
-    parser.add_argument("--after", type=Path, action="append", default=[], metavar="RUN")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--words", action="store_true", help="add the needle task's tokenizer")
     args = parser.parse_args(words)
@@ -250,7 +244,6 @@ def main(words: Sequence[str] | None = None) -> int:
             ship(
                 args.run,
                 args.target,
-                earlier=args.after,
                 settings=apply_settings({}, args.set),
                 with_words=args.words,
             )

@@ -23,20 +23,22 @@ data: {source: needle, sequence_len: 48, mixture: [{length: 48, num_needles: 2}]
 train: {steps: 2, batch_size: 2, warmup_steps: 1}
 log: {every: 1, held_out_every: 0, tensorboard: false}
 """
+STAGES = "stages: [{}, {seed: 0}]"
+"""Two runs, the second from the weights of the first."""
 
 
 def test_a_run_is_shipped_with_its_log_and_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "base.yaml").write_text(BASE + STAGES)
     run, target = tmp_path / "run", tmp_path / "checkpoints" / "small"
     results = tmp_path / "results"
     assert main(["train", str(tmp_path / "base.yaml"), "--set", f"out={run}"]) == 0
-    words = ["eval", "needle", "--model", str(run / "checkpoints" / "last"), "--lengths", "64"]
+    words = ["eval", "needle", "--model", str(run), "--lengths", "64"]
     record = str(results / "needle" / "small.json")
     assert main([*words, "--samples", "3", "--num-needles", "2", "--json", record]) == 0
     settings: dict[str, object] = {"memory": {"write_threshold": 0.05}}
-    ship.ship(run, target, earlier=[run], settings=settings, with_words=True, results=results)
+    ship.ship(run, target, settings=settings, with_words=True, results=results)
     subject = ModelSubject.load(target)
     assert subject.config.memory.write_threshold == 0.05
     assert subject.encode("RECALL alice").tolist() == [2, 3]

@@ -13,6 +13,17 @@ PACKAGE = Path(titans.__file__).parent
 WARMUP = 40
 
 
+RUNS = {
+    "lmm": (),
+    "mac": (),
+    "mag": (),
+    "mal": (),
+    "mac-documents": ("data.carry_state=true",),
+    "mag-memory-loss": ("train.memory_loss_weight=0.02",),
+    "mag-two-stage": ("train.core_steps=100",),
+}
+
+
 def train(name: str, folder: Path, *settings: str) -> tuple[list[Record], float]:
     """300 steps at 512 bytes of this package's own code: the log, and bits per byte held out."""
     corpus = folder / "corpus.txt"
@@ -30,7 +41,8 @@ def train(name: str, folder: Path, *settings: str) -> tuple[list[Record], float]
         "log.sample_every=0",
         "checkpoint.every=1000",
     ]
-    Trainer(load_config(PACKAGE / "configs" / f"{name}.yaml", [*wanted, *settings])).fit()
+    config = PACKAGE / "configs" / f"{name.split('-')[0]}.yaml"
+    Trainer(load_config(config, [*wanted, *settings])).fit()
     log = read_log(folder / name)
     found = [float(r["bits_per_byte"]) for r in log if r["kind"] == "held_out"]  # type: ignore[arg-type]
     return [r for r in log if r["kind"] == "train"], found[-1]
@@ -44,11 +56,9 @@ def transformer(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name", ["lmm", "mac", "mag", "mal", "mac-documents", "mag-memory-loss", "mag-two-stage"]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_it_trains_at_length(name: str, tmp_path: Path, transformer: float) -> None:
-    log, bits = train(name, tmp_path)
+    log, bits = train(name, tmp_path, *RUNS[name])
     # Values have length 4; MAG under gradients at the start of chunks reached 5e16 here.
     inner = [r["memory_loss"] for r in log if r.get("memory_loss") is not None]
     assert inner and max(map(float, inner)) < 4 * 4**2  # type: ignore[arg-type]

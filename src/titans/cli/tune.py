@@ -7,7 +7,7 @@ from pathlib import Path
 from titans.cli.values import number, whole
 
 EXAMPLES = """examples:
-  titans tune configs/mqar-mac.yaml --space configs/spaces/mqar.yaml --trials 20
+  titans tune configs/mqar-lmm.yaml --space configs/spaces/mqar.yaml --trials 20
   titans tune configs/mac.yaml --space space.yaml --set data.path=corpus.txt --timeout 3600
   titans tune configs/mac.yaml --space space.yaml --out runs/tune-mac --report --json
 
