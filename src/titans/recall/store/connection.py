@@ -10,26 +10,30 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from titans.errors import StoreError
 from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
-from titans.recall.store.seal import POSTING, POSTING_SUM, SEALED, Value, is_sound, seal
+from titans.recall.store.rows import Answer, Rows
+from titans.recall.store.seal import Value, seal
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for another process before it gives up."""
 
 
-class Connection:
+class Connection(Rows):
     """An open store's file. Not for several threads at once: the caller holds a lock.
 
     Args:
         is_durable: False only for stores that are thrown away: faster, and a loss of power may
             damage the file.
     """
+
+    repair_hint = (
+        "`titans memory check` lists all damage, `titans memory repair` keeps what is sound"
+    )
 
     def __init__(self, path: str | Path, *, is_durable: bool = True) -> None:
         self.path = Path(path)
@@ -123,6 +127,14 @@ class Connection:
         """Bytes of all its files."""
         return sum(file.stat().st_size for file in self.files)
 
+    def execute(self, query: str, *values: Value) -> Answer:
+        """Run a statement."""
+        return self.db.execute(query, values)
+
+    def execute_many(self, query: str, rows: Sequence[Sequence[Value]]) -> None:
+        """Run a statement for each row of values."""
+        self.db.executemany(query, rows)
+
     # Transactions
 
     @contextmanager
@@ -145,8 +157,8 @@ class Connection:
             self._scrub(wait=BUSY_SECONDS if due != mark else 0.0)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """One transaction in which every query sees the same state."""
+    def reading(self, scope: str | None = None) -> Iterator[None]:
+        """One transaction in which every query sees the same state, of all scopes."""
         with self._translated("read"):
             self.db.execute("BEGIN")
             try:
@@ -220,70 +232,6 @@ class Connection:
                 done = f"truncate {token}"
                 self.db.execute("DELETE FROM meta WHERE key = 'scrub' AND value = ?", (done,))
         self._wait_for_others(BUSY_SECONDS)
-
-    # Settings and rows
-
-    def setting(self, key: str) -> str | None:
-        """A setting of the store."""
-        found = next(self.select("meta", "key = ?", key), None)
-        return None if found is None else str(found[1])
-
-    def set_setting(self, key: str, value: str) -> None:
-        """Set it."""
-        self.insert("meta", key, value, replace=True)
-
-    def insert(self, table: str, *values: Value, replace: bool = False) -> None:
-        """Add a row with its checksum, or replace the one with the same key."""
-        names = ", ".join((*SEALED[table], "checksum"))
-        marks = ", ".join("?" * (len(values) + 1))
-        verb = "REPLACE" if replace else "INSERT"
-        row = (*values, seal(*values))
-        self.db.execute(f"{verb} INTO {table} ({names}) VALUES ({marks})", row)
-
-    def insert_posting(self, *values: int) -> None:
-        """Add a posting with its checksum."""
-        given = ", ".join(f"? AS {name}" for name in POSTING)
-        query = f"INSERT INTO postings SELECT *, {POSTING_SUM} FROM (SELECT {given})"
-        self.db.execute(query, values)
-
-    def scope_row(self, scope_id: int) -> tuple[Any, ...]:
-        """The columns of a scope by its number."""
-        found = next(self.select("scopes", "id = ?", scope_id), None)
-        if found is None:
-            raise self.damage(f"there is no scope with number {scope_id}")
-        return found
-
-    def select(self, table: str, where: str, *arguments: Value) -> Iterator[tuple[Value, ...]]:
-        """The sealed columns of some rows, each checked.
-
-        Args:
-            where: the conditions (and the order) in SQL.
-        """
-        names = ", ".join((*SEALED[table], "checksum"))
-        for row in self.db.execute(f"SELECT {names} FROM {table} WHERE {where}", arguments):
-            yield self.checked(table, row)
-
-    def checked(self, table: str, row: tuple[Value, ...]) -> tuple[Value, ...]:
-        """A row without its checksum, which must fit."""
-        if not is_sound(row):
-            raise self.damage(f"{self.describe(table, row)} is not what was written")
-        return row[:-1]
-
-    def describe(self, table: str, row: tuple[Value, ...]) -> str:
-        """Which row this is, for a message."""
-        place = ", ".join(
-            f"{name} {value}"
-            for name, value in zip(SEALED[table], row, strict=False)
-            if name in ("id", "seq", "scope", "passage", "position", "last_seq", "key")
-        )
-        return f"a row of {table} ({place})"
-
-    def damage(self, found: str) -> StoreError:
-        """The error for content that cannot have been written like this."""
-        return StoreError(
-            f"{self.path} is damaged: {found}; `titans memory check` lists all damage, "
-            "`titans memory repair` keeps what is sound"
-        )
 
 
 def files_of(path: Path) -> list[Path]:

@@ -1,15 +1,18 @@
-"""Looking for damage in an SQLite store: pages, checksums, and rows that do not fit each other."""
+"""Looking for damage in a store: checksums, and rows that do not fit each other."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from titans.recall.store.connection import Connection
+from titans.errors import StoreError
 from titans.recall.store.deletion import SCOPED
+from titans.recall.store.rows import Rows
 from titans.recall.store.seal import POSTING, SEALED, are_sound, is_sound
 
 Progress = Callable[[str], None]
+UNREADABLE = (sqlite3.DatabaseError, StoreError)
+"""What a database raises if it cannot read on."""
 
 IN_SCOPES = "(SELECT id FROM scopes)"
 _SAME_SCOPE = "SELECT 1 FROM records r WHERE r.scope = t.scope AND r.seq = "
@@ -77,46 +80,37 @@ MISFITS: dict[str, str] = {
 """What there must be none of -> a query that counts it."""
 
 
-def damages(store: Connection, progress: Progress | None = None) -> Iterator[str]:
-    """Everything that cannot have been written like this, a line each; reads the whole file."""
-    for name, look in (("pages", _pages), ("checksums", _checksums), ("relations", _misfits)):
+def damages(store: Rows, progress: Progress | None = None) -> Iterator[str]:
+    """Everything that cannot have been written like this, a line each; reads all rows."""
+    for name, look in (("checksums", _checksums), ("relations", _misfits)):
         if progress is not None:
             progress(name)
         yield from look(store)
 
 
-def _pages(store: Connection) -> Iterator[str]:
-    try:
-        for (line,) in store.db.execute("PRAGMA integrity_check"):
-            if line != "ok":
-                yield f"file: {' '.join(str(line).split())}"
-    except sqlite3.DatabaseError as error:
-        yield f"file: {error}"
-
-
-def _checksums(store: Connection) -> Iterator[str]:
+def _checksums(store: Rows) -> Iterator[str]:
     for table, columns in SEALED.items():
         try:
             names = ", ".join((*columns, "checksum"))
-            for row in store.db.execute(f"SELECT {names} FROM {table}"):
+            for row in store.scan(f"SELECT {names} FROM {table}"):
                 if not is_sound(row):
                     yield f"checksum: {store.describe(table, row)} is not what was written"
-        except sqlite3.DatabaseError as error:
+        except UNREADABLE as error:
             yield f"checksum: {table} cannot be read to its end ({error})"
     try:
-        rows = store.db.execute(f"SELECT {', '.join(POSTING)}, checksum FROM postings")
+        rows = store.scan(f"SELECT {', '.join(POSTING)}, checksum FROM postings")
         while part := rows.fetchmany(10_000):
             if not are_sound(np.array(part, np.int64)):
                 yield f"checksum: postings of terms {part[0][0]} to {part[-1][0]} are not sound"
-    except (sqlite3.DatabaseError, OverflowError) as error:
+    except (*UNREADABLE, OverflowError) as error:
         yield f"checksum: postings cannot be read to their end ({error})"
 
 
-def _misfits(store: Connection) -> Iterator[str]:
+def _misfits(store: Rows) -> Iterator[str]:
     for name, query in MISFITS.items():
         try:
-            count = int(store.db.execute(query).fetchone()[0])
-        except sqlite3.DatabaseError as error:
+            count = int(store.execute(query).fetchone()[0])
+        except UNREADABLE as error:
             yield f"relation: {name} cannot be counted ({error})"
             continue
         if count:

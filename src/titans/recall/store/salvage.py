@@ -17,7 +17,7 @@ from titans.errors import StoreError
 from titans.recall.store.base import StoredRecord
 from titans.recall.store.connection import explain
 from titans.recall.store.seal import SEALED, is_sound
-from titans.recall.store.sqlite import stored_record
+from titans.recall.store.tables import stored_record
 
 Row = tuple[Any, ...]
 LATER: dict[str, Row] = {"records": (None, 0.0, 0, 0, 0), "scopes": (0,)}

@@ -1,7 +1,7 @@
 """Checksums: every row carries one over all its values, and it is checked when read.
 
-SQLite notices a damaged page only if its structure breaks. A flipped bit inside a text, a number or
-a vector would pass in silence; with the checksum it is an error that names the row.
+A database notices a damaged page only if its structure breaks. A flipped bit inside a text, a
+number or a vector would pass in silence; with the checksum it is an error that names the row.
 """
 
 import struct
@@ -59,6 +59,11 @@ def seal(*values: Value) -> int:
             kind, data = b"i", str(int(value)).encode()
         total = zlib.crc32(data, zlib.crc32(kind + str(len(data)).encode(), total))
     return total
+
+
+def seal_posting(*values: int) -> int:
+    """The checksum of a posting."""
+    return sum(value * factor for value, factor in zip(values, _FACTORS, strict=True)) % _MODULUS
 
 
 def is_sound(row: Sequence[Value]) -> bool:

@@ -1,406 +1,56 @@
-"""The store in one SQLite file for many scopes, safe for several processes.
-
-A record is written with its passages, postings and neural write in one transaction, so after a
-crash it is there whole or not at all. Scopes are rows of one file and share nothing else: every
-query names its scope. The store knows no encoder and no memory: it keeps bytes.
-"""
+"""The store in one SQLite file for many scopes, safe for several processes."""
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from titans.recall.store import deletion, inspection
-from titans.recall.store.base import (
-    Filter,
-    Head,
-    IndexEntry,
-    Marks,
-    StoredPassage,
-    StoredRecord,
-)
+from titans.recall.store.base import Scalar
 from titans.recall.store.connection import Connection
-from titans.recall.store.seal import POSTING, SEALED, Value, are_sound
+from titans.recall.store.rows import Answer
+from titans.recall.store.tables import Tables
 
-POSTING_COLUMNS = ", ".join((*POSTING, "checksum"))
 
-
-class SQLiteStore(Connection):
+class SQLiteStore(Connection, Tables):
     """An open store. Not for several threads at once: the caller holds a lock."""
 
-    # Scopes
+    def scan(self, query: str) -> Answer:
+        """Run a query; SQLite hands its rows out one by one."""
+        return self.execute(query)
 
-    def head(self, scope: str) -> Head | None:
-        """How far a scope has come; None if nothing was ever stored under this name."""
-        found = self._only("scopes", "name = ?", scope)
-        if found is None:
-            return None
-        number, _, *progress = found
-        return Head(number, *progress)
+    def new_numbers(self, table: str, count: int) -> Iterator[int]:
+        """Numbers that a table never had, rising; of `terms`, that it does not have."""
+        if table == "terms":
+            found = self.execute("SELECT max(id) FROM terms").fetchone()
+        else:
+            found = self.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", table).fetchone()
+        first = int((found or (0,))[0] or 0) + 1
+        return iter(range(first, first + count))
 
-    def create_scope(self, scope: str) -> int:
-        """The number of a scope, new if need be."""
-        found = self.head(scope)
-        if found is not None:
-            return found.scope_id
-        number = self._next("scopes")
-        self.insert("scopes", number, scope, 0, 0, 0, 0)
-        return number
+    def among(self, column: str, values: Sequence[int] | Sequence[str]) -> tuple[str, str]:
+        """The condition that a column has one of many values: as one value, however many."""
+        return f"{column} IN (SELECT value FROM json_each(?))", json.dumps(values)
 
-    def scopes(self) -> list[str]:
-        """The names of all scopes, sorted."""
-        return [str(row[1]) for row in self.select("scopes", "TRUE ORDER BY name")]
-
-    def _only(self, table: str, where: str, *arguments: Value) -> tuple[Any, ...] | None:
-        return next(self.select(table, where, *arguments), None)
-
-    # Records
-
-    def add_record(
-        self,
-        scope_id: int,
-        record: StoredRecord,
-        passages: Iterable[StoredPassage],
-        neural_write: bytes | None,
-    ) -> int:
-        """Store a record with everything that belongs to it; returns its seq."""
-        seq = self._next("records")
-        number, name, generation, _, num_records, marks = self.scope_row(scope_id)
-        is_marked = record.marks != Marks()
-        marked = marks + is_marked
-        self.insert("records", *sealed_record(scope_id, seq, record, is_marked and marked))
-        for passage in passages:
-            self._add_passage(scope_id, seq, passage)
-        if neural_write is not None:
-            self.insert("neural_writes", seq, scope_id, neural_write)
-        progress = (generation, seq, num_records + 1, marked)
-        self.insert("scopes", number, name, *progress, replace=True)
-        return seq
-
-    def _next(self, table: str) -> int:
-        """The next number of a table that never uses one again."""
-        found = self.db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,))
-        return int((found.fetchone() or (0,))[0]) + 1
-
-    def _add_passage(self, scope_id: int, seq: int, passage: StoredPassage) -> None:
-        number = self._next("passages")
-        terms = passage.terms
-        self.insert("passages", number, scope_id, seq, len(terms), passage.flags, passage.vectors)
-        self.insert("passage_tokens", number, passage.tokens)
-        for term, count in Counter(terms).items():
-            term_id, _, _, others = self._term(scope_id, term) or (self._new_term(), 0, "", 0)
-            self.insert("terms", term_id, scope_id, term, others + 1, replace=True)
-            self.insert_posting(term_id, number, count)
-
-    def _term(self, scope_id: int, term: str) -> tuple[Any, ...] | None:
-        return self._only("terms", "scope = ? AND term = ?", scope_id, term)
-
-    def _new_term(self) -> int:
-        return int(self.db.execute("SELECT coalesce(max(id), 0) + 1 FROM terms").fetchone()[0])
-
-    def find(self, scope_id: int, record_id: str) -> StoredRecord | None:
-        """A record by its id."""
-        found = next(self.select("records", "scope = ? AND id = ?", scope_id, record_id), None)
-        return None if found is None else stored_record(found)
-
-    def records(self, scope_id: int, seqs: Sequence[int]) -> dict[int, StoredRecord]:
-        """Records by their seq."""
-        found: dict[int, StoredRecord] = {}
-        for part in _parts(seqs):
-            where = f"scope = ? AND seq IN ({_marks(part)})"
-            records = map(stored_record, self.select("records", where, scope_id, *part))
-            found.update({record.seq: record for record in records})
-        return found
-
-    def list_records(
-        self,
-        scope_id: int,
-        wanted: Filter | None = None,
-        *,
-        newest_first: bool = False,
-        limit: int | None = None,
-        beyond: int | None = None,
-    ) -> Iterator[StoredRecord]:
-        """The records of a scope, or those that are wanted, in the order of writing."""
-        where, values = _where(scope_id, wanted or Filter())
-        if beyond is not None:
-            where += f" AND seq {'<' if newest_first else '>'} ?"
-            values.append(beyond)
-        where += f" ORDER BY seq {'DESC' if newest_first else 'ASC'} LIMIT ?"
-        # A negative limit is none.
-        rows = self.select("records", where, *values, -1 if limit is None else limit)
-        count = 0
-        for row in rows:
-            count += 1
-            yield stored_record(row)
-        if len(values) == 1 and limit is None and count != self.scope_row(scope_id)[-2]:
-            raise self.damage(f"records of scope {scope_id} are missing")
-
-    def find_seqs(self, scope_id: int, wanted: Filter) -> list[int]:
-        """The seqs of the records that are wanted, rising."""
-        where, values = _where(scope_id, wanted)
-        found = self.db.execute(f"SELECT seq FROM records WHERE {where} ORDER BY seq", values)
-        return [int(row[0]) for row in found]
-
-    def successor_id(self, scope_id: int, seq: int) -> str | None:
-        """The id of the record that updates this one."""
-        query = "SELECT id FROM records WHERE scope = ? AND successor_of = ? ORDER BY seq LIMIT 1"
-        found = self.db.execute(query, (scope_id, seq)).fetchone()
-        return None if found is None else str(found[0])
-
-    def set_marks(self, scope_id: int, seq: int, marks: Marks) -> None:
-        """Mark a record; the scope's number of marks rises."""
-        *progress, number = self.scope_row(scope_id)
-        self.insert("scopes", *progress, number + 1, replace=True)
-        found = self.records(scope_id, [seq])[seq]
-        row = sealed_record(scope_id, seq, replace(found, marks=marks), number + 1)
-        self.insert("records", *row, replace=True)
-
-    def marks(self, scope_id: int, after: int) -> dict[int, Marks]:
-        """By seq, the marks that were set when the scope's number of marks was above `after`."""
-        rows = self.select("records", "scope = ? AND marked > ? AND marked > 0", scope_id, after)
-        return {record.seq: record.marks for record in map(stored_record, rows)}
-
-    def count_recalls(self, scope_id: int, recalls: Mapping[int, int]) -> None:
-        """Add to how often records were recalled, by seq; those that are gone are left out."""
-        for seq, count in recalls.items():
-            for row in list(self.select("records", "scope = ? AND seq = ?", scope_id, seq)):
-                *kept, before, marked = row
-                assert isinstance(before, int)
-                self.insert("records", *kept, before + count, marked, replace=True)
-
-    # What the index and the neural memory load
-
-    def index_entries(self, scope_id: int, after_seq: int) -> list[IndexEntry]:
-        """The passages of the records after `after_seq`, in the order of writing."""
-        found: list[IndexEntry] = []
-        where = "scope = ? AND seq > ? ORDER BY seq, id"
-        rows = self.select("records", "scope = ? AND seq > ? ORDER BY seq", scope_id, after_seq)
-        record: StoredRecord | None = None
-        for passage in self.select("passages", where, scope_id, after_seq):
-            named: dict[str, Any] = dict(zip(SEALED["passages"], passage, strict=True))
-            while record is None or record.seq != named["seq"]:
-                following = next(rows, None)
-                if following is None:
-                    raise self.damage(f"passage {named['id']} belongs to no record")
-                record = stored_record(following)
-            found.append(
-                IndexEntry(
-                    passage=named["id"],
-                    seq=record.seq,
-                    num_terms=named["num_terms"],
-                    flags=named["flags"],
-                    vectors=named["vectors"],
-                    time=record.time,
-                    speaker=record.speaker,
-                    written=record.written,
-                    duplicate_of=record.duplicate_of,
-                    successor_of=record.successor_of,
-                    surprise=record.surprise,
-                )
-            )
-        return found
-
-    def blocks(self, scope_id: int) -> Iterator[bytes]:
-        """The blocks of the index in order."""
-        for row in self.select("index_blocks", "scope = ? ORDER BY last_seq", scope_id):
-            yield _bytes(row[-1])
-
-    def rows_in_blocks(self, scope_id: int) -> int:
-        """How many passages the blocks hold."""
-        query = "SELECT sum(num_rows) FROM index_blocks WHERE scope = ?"
-        return int(self.db.execute(query, (scope_id,)).fetchone()[0] or 0)
-
-    def blocks_until(self, scope_id: int) -> int:
-        """The newest record that is in a block; 0 if none is."""
-        query = "SELECT max(last_seq) FROM index_blocks WHERE scope = ?"
-        return int(self.db.execute(query, (scope_id,)).fetchone()[0] or 0)
-
-    def save_block(self, scope_id: int, last_seq: int, num_rows: int, data: bytes) -> None:
-        """Add a block after the others."""
-        self.insert("index_blocks", scope_id, last_seq, num_rows, data)
-
-    def token_vectors(self, scope_id: int, passages: Sequence[int]) -> dict[int, bytes]:
-        """The content-word vectors of some passages."""
-        found: dict[int, bytes] = {}
-        inside = "AND (SELECT scope FROM passages WHERE id = passage) = ?"
-        for part in _parts(passages):
-            where = f"passage IN ({_marks(part)}) {inside}"
-            for row in self.select("passage_tokens", where, *part, scope_id):
-                found[int(row[0] or 0)] = _bytes(row[1])
-        return found
-
-    def postings(self, scope_id: int, term: str) -> NDArray[np.int64]:
-        """The passages that hold a term, rising, each as often as the term occurs in it."""
-        found = self._term(scope_id, term)
-        if found is None:
-            return np.empty(0, np.int64)
-        term_id, *_, num_passages = found
-        query = f"SELECT {POSTING_COLUMNS} FROM postings WHERE term = ? ORDER BY passage"
-        rows = np.array(self.db.execute(query, (term_id,)).fetchall(), np.int64).reshape(-1, 4)
-        if len(rows) != num_passages or not are_sound(rows):
-            raise self.damage(f"where a word stands (term {term_id}) is not what was written")
-        return np.repeat(rows[:, 1], rows[:, 2])
-
-    def document_count(self, scope_id: int, term: str) -> int:
-        """In how many passages of the scope a term occurs."""
-        found = self._term(scope_id, term)
-        return 0 if found is None else int(found[-1])
-
-    def neural_write(self, scope_id: int, seq: int) -> bytes | None:
-        """What a record has written into the neural memory; None if it was not written."""
-        found = next(self.select("neural_writes", "scope = ? AND seq = ?", scope_id, seq), None)
-        return None if found is None else _bytes(found[2])
-
-    def replace_neural_write(self, scope_id: int, seq: int, data: bytes) -> None:
-        """Log another write for a record."""
-        self.insert("neural_writes", seq, scope_id, data, replace=True)
-
-    def neural_writes(self, scope_id: int, after: int, until: int) -> Iterator[tuple[int, bytes]]:
-        """The seq and write of the records in (after, until], in order."""
-        where = "scope = ? AND seq > ? AND seq <= ? ORDER BY seq"
-        for row in self.select("neural_writes", where, scope_id, after, until):
-            yield int(row[0] or 0), _bytes(row[2])
-
-    def count_neural_writes(self, scope_id: int, after: int, until: int) -> int:
-        """How many those are."""
-        query = "SELECT count(*) FROM neural_writes WHERE scope = ? AND seq > ? AND seq <= ?"
-        return int(self.db.execute(query, (scope_id, after, until)).fetchone()[0])
-
-    def snapshots(self, scope_id: int) -> Iterator[tuple[int, bytes]]:
-        """Every state that is kept, with the seq of the record after which it was taken."""
-        for row in self.select("snapshots", "scope = ? ORDER BY seq", scope_id):
-            yield int(row[1] or 0), _bytes(row[2])
-
-    def newest_snapshot(self, scope_id: int, until: int) -> tuple[int, bytes] | None:
-        """The last one that is not newer than `until`."""
-        where = "scope = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
-        found = next(self.select("snapshots", where, scope_id, until), None)
-        return None if found is None else (int(found[1] or 0), _bytes(found[2]))
-
-    def save_snapshot(self, scope_id: int, seq: int, state: bytes, keep: int) -> None:
-        """Keep a state; beyond `keep`, one goes, so that the others are spread over the history."""
-        self.insert("snapshots", scope_id, seq, state, replace=True)
-        query = "SELECT seq FROM snapshots WHERE scope = ? ORDER BY seq"
-        kept = [r[0] for r in self.db.execute(query, (scope_id,))]
-        if len(kept) > keep:
-            # Spread over the whole history: forgetting an old record replays from near it.
-            gaps = [(kept[i + 1] - kept[i - 1], kept[i]) for i in range(1, len(kept) - 1)]
-            victim = min(gaps)[1]
-            self.db.execute("DELETE FROM snapshots WHERE scope = ? AND seq = ?", (scope_id, victim))
-
-    # Persistent texts
-
-    def persistent_texts(self, scope_id: int) -> list[str]:
-        """The texts in every prompt of a scope."""
-        rows = self.select("persistent_texts", "scope = ? ORDER BY position", scope_id)
-        return [str(row[2]) for row in rows]
-
-    def set_persistent_texts(self, scope_id: int, texts: Sequence[str]) -> None:
-        """Replace them."""
-        self.db.execute("DELETE FROM persistent_texts WHERE scope = ?", (scope_id,))
-        for position, text in enumerate(texts):
-            self.insert("persistent_texts", scope_id, position, text)
-
-    def counts(self, scope_id: int) -> dict[str, int]:
-        """How many rows of each kind a scope holds."""
-        one = "SELECT count(*) FROM {} WHERE scope = ?"
-        found = {
-            name: int(self.db.execute(one.format(name), (scope_id,)).fetchone()[0])
-            for name in ("records", "passages", "neural_writes", "snapshots")
-        }
-        for name, where in (
-            ("duplicates", "duplicate_of IS NOT NULL"),
-            ("successors", "successor_of IS NOT NULL"),
-        ):
-            query = f"SELECT count(*) FROM records WHERE scope = ? AND {where}"
-            found[name] = int(self.db.execute(query, (scope_id,)).fetchone()[0])
-        return found
-
-    # Integrity
-
-    def damages(self, progress: Callable[[str], None] | None = None) -> Iterator[str]:
-        """Everything that cannot have been written like this, a line each."""
-        return inspection.damages(self, progress)
-
-    # Deletion
-
-    def delete_records(self, scope_id: int, seqs: Sequence[int]) -> None:
-        """Remove records with all that belongs to them; then the file is rewritten."""
-        deletion.delete_records(self, scope_id, seqs)
-        self.request_scrub()
-
-    def delete_scope(self, scope_id: int) -> None:
-        """Remove a scope with everything in it; then the file is rewritten."""
-        deletion.delete_scope(self, scope_id)
-        self.request_scrub()
-
-
-def sealed_record(scope_id: int, seq: int, record: StoredRecord, marked: int) -> tuple[Value, ...]:
-    """A record as its columns, in the order of `SEALED`.
-
-    Args:
-        marked: the scope's number of marks when its own were set; 0 if they never were.
-    """
-    metadata = None
-    if record.metadata is not None:
-        metadata = json.dumps(record.metadata, ensure_ascii=False)
-    return (
-        *(seq, scope_id, record.id, record.text, record.speaker, record.time, metadata),
-        *(float(record.surprise), int(record.written), record.reason),
-        *(record.duplicate_of, record.successor_of, record.marks.expires),
-        *(float(record.marks.importance), int(record.marks.pinned), record.recalls, marked),
-    )
-
-
-def stored_record(found: tuple[Any, ...]) -> StoredRecord:
-    """The inverse of `sealed_record`."""
-    named = dict(zip(SEALED["records"], found, strict=True))
-    del named["scope"], named["marked"]
-    named["metadata"] = None if named["metadata"] is None else json.loads(named["metadata"])
-    named["written"] = bool(named["written"])
-    expires, importance, pinned = (named.pop(name) for name in ("expires", "importance", "pinned"))
-    return StoredRecord(**named, marks=Marks(expires, importance, bool(pinned)))
-
-
-def _where(scope_id: int, wanted: Filter) -> tuple[str, list[Value]]:
-    """The condition in SQL for the records of a scope that are wanted, and its values."""
-    conditions: list[str] = ["scope = ?"]
-    values: list[Value] = [scope_id]
-    for condition, value in (
-        ("time < ?", wanted.before),
-        ("time >= ?", wanted.after),
-        ("speaker = ?", wanted.speaker),
-    ):
-        if value is not None:
-            conditions.append(condition)
-            values.append(value)
-    for name, value in wanted.metadata:
+    def has_field(self, name: str, value: Scalar) -> tuple[str, list[Any]]:
+        """The condition that a record's metadata has a field with a value."""
         # By type as well: SQLite gives true as 1.
         types = (
             "'true', 'false'" if isinstance(value, bool) else "'integer', 'real', 'text', 'null'"
         )
-        conditions.append(
+        condition = (
             "CASE WHEN json_valid(metadata) THEN EXISTS (SELECT 1 FROM json_each(metadata)"
             f" WHERE key = ? AND atom IS ? AND type IN ({types})) ELSE 0 END"
         )
-        values += [name, value]
-    return " AND ".join(conditions), values
+        return condition, [name, value]
 
-
-def _bytes(value: object) -> bytes:
-    assert isinstance(value, bytes)
-    return value
-
-
-def _parts(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    """So many at a time as SQLite takes in one query."""
-    return (numbers[begin : begin + 500] for begin in range(0, len(numbers), 500))
-
-
-def _marks(part: Sequence[int]) -> str:
-    return ",".join("?" * len(part))
+    def damages(self, progress: Callable[[str], None] | None = None) -> Iterator[str]:
+        """Everything that cannot have been written like this, a line each."""
+        if progress is not None:
+            progress("pages")
+        try:
+            for (line,) in self.db.execute("PRAGMA integrity_check"):
+                if line != "ok":
+                    yield f"file: {' '.join(str(line).split())}"
+        except sqlite3.DatabaseError as error:
+            yield f"file: {error}"
+        yield from super().damages(progress)
