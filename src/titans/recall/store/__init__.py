@@ -1,7 +1,8 @@
 """Where records are kept: `base` (what a store is), `sqlite` (the one that ships).
 
-Reading order: `base`, `connection` (the file, transactions, errors), `sqlite` (records and what
-belongs to them), `deletion`, `migrations` (the schema), `seal` (checksums).
+Reading order: `base`, `seal` (checksums), `rows` (what a database must bring), `tables` (records
+and what belongs to them), `deletion`, `inspection` (looking for damage); for SQLite `connection`
+(the file, transactions, errors), `migrations` (the schema), `sqlite`, `salvage`.
 """
 
 from pathlib import Path

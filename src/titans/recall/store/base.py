@@ -146,8 +146,12 @@ class Store(Protocol):
         """
         ...
 
-    def reading(self) -> AbstractContextManager[None]:
-        """One transaction in which every query sees the same state."""
+    def reading(self, scope: str | None = None) -> AbstractContextManager[None]:
+        """One transaction in which every query sees the same state.
+
+        Args:
+            scope: the only scope that is read; None allows all. A store may always allow them all.
+        """
         ...
 
     def setting(self, key: str) -> str | None:
