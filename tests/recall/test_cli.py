@@ -164,6 +164,23 @@ def test_help_is_quick_and_shows_examples(command: str):
     assert min(times) < 0.5
 
 
+def test_remember_and_recall_start_without_the_heavy_packages(tmp_path: Path):
+    """Importing PyTorch takes longer than all else together, `torch._dynamo` as long again."""
+    script = (
+        "import sys; from titans.cli.main import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "heavy = {'torch', 'transformers', 'scipy', 'jaxtyping', 'fastapi', 'starlette'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    place = ["--store", str(tmp_path / "m.db")]
+    for words in (["remember", "My dog is called Rex."], ["recall", "the dog"], ["list"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words, *place], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Rex" in done.stdout or words[0] == "remember"
+
+
 def test_export_reads_before_it_writes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, store: Path
 ):

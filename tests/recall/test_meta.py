@@ -10,7 +10,6 @@ from titans.errors import DataError, StateError
 from titans.recall import TextMemory, preset
 from titans.recall.config import NeuralConfig
 from titans.recall.encoder import HashingEncoder
-from titans.recall.neural.memory import OnlineMemory
 from titans.recall.neural.meta import (
     MetaConfig,
     Pair,
@@ -25,6 +24,7 @@ from titans.recall.neural.meta import (
     value_variance,
 )
 from titans.recall.neural.turn import TurnNetwork
+from titans.recall.neural.turn_memory import TurnMemory
 
 SMALL = NeuralConfig(**{**preset("classic").neural.__dict__, "dim": 16})
 WORDS = "red green blue dog cat bird house tree river stone moon star".split()
@@ -131,7 +131,7 @@ def test_a_checkpoint_opens_a_store_and_a_wrong_one_is_refused(tmp_path: Path):
         memory.remember("the red dog is near the house")
         assert len(memory.recall("red dog", 1, threshold=0)) == 1
     with pytest.raises(StateError, match="does not fit"):
-        OnlineMemory(32, preset("classic").neural, str(tmp_path / "m.safetensors"))
+        TurnMemory(32, preset("classic").neural, str(tmp_path / "m.safetensors"))
 
 
 def test_retrieval_of_the_encoder_is_a_yardstick(vectors):

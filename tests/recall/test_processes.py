@@ -30,7 +30,7 @@ from titans.recall import TextMemory
 memory = TextMemory(sys.argv[1])
 memory.remember("one more thing about tales", id="next", time="2024-01-01")
 state = memory._replica.state
-print(hashlib.sha256(state.weights[0].numpy().tobytes()).hexdigest())
+print(hashlib.sha256(state.weights.tobytes()).hexdigest())
 print(repr([(r.id, r.score) for r in memory.recall("tale of ann", 5)]))
 """
 
@@ -56,7 +56,7 @@ def write_with_two_processes(path: Path, count: int) -> None:
         memory._replica.refresh()
         for _, data in memory.store.neural_writes(memory._replica.scope_id, 0, 10**9):
             state = memory.neural.absorb(state, memory._replica._write_from(data))
-        assert (memory._replica.state.weights[0] == state.weights[0]).all()
+        assert (memory._replica.state.weights == state.weights).all()
         written = [r for r in memory.records() if r.written]
         assert len(written) == memory.stats()["neural_writes"]
 
@@ -124,7 +124,7 @@ def test_another_process_continues_identically(tmp_path: Path):
                 memory.remember(f"ann tells tale{i}", id=str(i), time="2024-01-01")
             if name == "kept.db":
                 memory.remember("one more thing about tales", id="next", time="2024-01-01")
-                weights = memory._replica.state.weights[0].numpy().tobytes()
+                weights = memory._replica.state.weights.tobytes()
                 expected = [
                     hashlib.sha256(weights).hexdigest(),
                     repr([(r.id, r.score) for r in memory.recall("tale of ann", 5)]),

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 def add_store_options(parser: argparse.ArgumentParser, *, with_scope: bool = True) -> None:
     """Declare which store, scope, preset, encoder and checkpoint."""
+    # A second thread makes one short text slower, not faster. NumPy and PyTorch read it when they
+    # are loaded, which is later.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser.add_argument(
         "--store", type=Path, help="the store's file (TITANS_STORE, else the user's data folder)"
     )
@@ -72,12 +75,8 @@ def store_path(args: argparse.Namespace, *, must_exist: bool) -> Path:
 
 def memory_options(args: argparse.Namespace) -> tuple["RecallConfig | None", "Encoder | None"]:
     """The settings and the encoder that the options ask for; None for those of the store."""
-    import torch
-
     from titans.recall import load_encoder, preset
 
-    # A second thread makes one short text slower, not faster.
-    torch.set_num_threads(1)
     if args.preset is None and args.encoder is None and args.checkpoint is None:
         return None, None
     config = preset(args.preset or "default")

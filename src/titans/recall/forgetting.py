@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from titans.errors import DataError
 from titans.recall.neural.memory import CONTEXT, Surroundings, Write, context_pair
@@ -88,7 +88,7 @@ def _mend_context(replica: Replica, scope_id: int, seqs: list[int]) -> None:
     for first in near[near < len(index)].tolist():
         if gone[first] or (first and all_seqs[first - 1] == all_seqs[first]):
             continue
-        recent: list[torch.Tensor] = []
+        recent: list[NDArray[np.float32]] = []
         when = times[first]
         for before in reversed(kept[kept < first][-2:].tolist()):
             if abs(when - times[before]) > gap:
@@ -104,23 +104,23 @@ def _rewrite(
     replica: Replica,
     scope_id: int,
     seq: int,
-    own: torch.Tensor,
-    recent: tuple[torch.Tensor, ...],
+    own: NDArray[np.float32],
+    recent: tuple[NDArray[np.float32], ...],
 ) -> None:
     found = replica.store.neural_write(scope_id, seq)
     if found is None:
         return
     old = Write.from_bytes(found, replica.neural.config.num_heads)
     key, value = context_pair(own, Surroundings({}, recent, replica.centre()))
-    keys, values = old.keys.clone(), old.values.clone()
+    keys, values = old.keys.copy(), old.values.copy()
     keys[CONTEXT], values[CONTEXT] = key, value
     replica.store.replace_neural_write(scope_id, seq, Write(keys, values).to_bytes())
 
 
-def _vector(replica: Replica, begin: int, end: int) -> torch.Tensor:
+def _vector(replica: Replica, begin: int, end: int) -> NDArray[np.float32]:
     """The vector of a text whose passages are these rows of the index."""
-    bare = torch.from_numpy(np.stack([replica.index.bare(row) for row in range(begin, end)]))
-    return replica.neural.turn.embed(pool_passages(bare)[None])[0]
+    bare = np.stack([replica.index.bare(row) for row in range(begin, end)])
+    return replica.neural.embed(pool_passages(bare))
 
 
 def rebuild(replica: Replica, scope_id: int, progress: Progress | None) -> int:

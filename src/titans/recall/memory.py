@@ -34,7 +34,7 @@ from titans.recall.checks import (
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, is_built_in, load_encoder
 from titans.recall.generator import TextGenerator
-from titans.recall.neural.memory import Observation, OnlineMemory
+from titans.recall.neural.memory import Observation, load_online_memory
 from titans.recall.records import (
     Recalled,
     Record,
@@ -85,7 +85,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                     f"with --encoder {self.config.encoder} (in Python: encoder or config)"
                 )
             self.encoder = encoder or load_encoder(self.config.encoder)
-            self.neural = OnlineMemory(self.encoder.dim, self.config.neural, self.config.checkpoint)
+            self.neural = load_online_memory(
+                self.encoder.dim, self.config.neural, self.config.checkpoint
+            )
             self._claim()
         except BaseException:
             self.store.close()
@@ -461,7 +463,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 **counts,
                 "mean_surprise": float(surprise.mean()) if len(surprise) else None,
                 "gate": self._replica.gate(),
-                "neural_state_bytes": sum(w.nbytes for w in self._replica.state.weights),
+                "neural_state_bytes": self.neural.size(self._replica.state),
                 "file_bytes": self.store.size,
             }
 

@@ -5,13 +5,12 @@ The store is the truth; a replica is a copy of what searching and writing need o
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from titans.errors import StoreError
-from titans.ops import MemoryState
 from titans.recall.config import RecallConfig
 from titans.recall.encoder import Encoder
 from titans.recall.neural.memory import Observation, OnlineMemory, Surroundings, Write
@@ -50,7 +49,7 @@ class Replica:
 
     def _reset(self) -> None:
         self.index = ScopeIndex(self.encoder.dim)
-        self._state: MemoryState | None = None
+        self._state: Any = None
         self._state_seq = 0
         self.writes_since_snapshot = 0
         # Counting a common word in a large scope takes milliseconds; words come again and again.
@@ -79,7 +78,7 @@ class Replica:
             )
 
     @property
-    def state(self) -> MemoryState:
+    def state(self) -> Any:
         """The neural state after the newest record."""
         if self._state is None:
             self._load_snapshot(self.index.last_seq)
@@ -105,9 +104,7 @@ class Replica:
     def _write_from(self, data: bytes) -> Write:
         return Write.from_bytes(data, self.neural.config.num_heads)
 
-    def advance(
-        self, entries: list[IndexEntry], terms: list[list[str]], state: MemoryState | None
-    ) -> None:
+    def advance(self, entries: list[IndexEntry], terms: list[list[str]], state: Any) -> None:
         """Take in a record that this process has just stored.
 
         Args:
@@ -136,15 +133,15 @@ class Replica:
             return 0.0
         return float(np.quantile(recent, self.config.gate_quantile))
 
-    def centre(self) -> Tensor | None:
+    def centre(self) -> NDArray[np.float32] | None:
         """The mean of the scope's vectors, once there are enough of them."""
         if len(self.index) < MIN_FOR_CENTRE or self.neural.config.dim is not None:
             return None
-        return torch.from_numpy(self.index.mean)
+        return self.index.mean
 
     def observe(self, text: str, passages: Sequence[EncodedPassage], time: int) -> Observation:
         """Meet a text without writing it: its vector, surprise, and what it would write."""
-        pooled = pool_passages(torch.stack([passage.bare for passage in passages]))
+        pooled = pool_passages(np.stack([passage.bare for passage in passages]))
         stems = {stem(word): word for word in words(text) if word not in STOP_WORDS}
         return self.neural.observe(pooled, self.state, self.surroundings(stems, time))
 
@@ -157,12 +154,11 @@ class Replica:
         """
         gap = self.config.session_gap_hours * 3600e6
         times = self.index.column("time")[-2:]
-        recent: list[Tensor] = []
+        recent: list[NDArray[np.float32]] = []
         for back, then in enumerate(reversed(times.tolist()), 1):
             if abs(time - then) > gap:
                 break
-            vector = self.index.bare(-back)
-            recent.insert(0, self.neural.turn.embed(torch.from_numpy(vector)[None])[0])
+            recent.insert(0, self.neural.embed(self.index.bare(-back)))
             time = then
         return Surroundings(self._information(stems), tuple(recent), self.centre())
 

@@ -10,10 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import load as load_tensors
+from numpy.typing import NDArray
+from safetensors.numpy import load as load_arrays
 
 from titans.files import replacing
 from titans.recall.config import RecallConfig
@@ -106,18 +107,18 @@ def _states(replica: Replica) -> Iterator[str]:
         for _, write in store.neural_writes(replica.scope_id, last, seq):
             state = neural.absorb(state, Write.from_bytes(write, neural.config.num_heads))
         last = seq
-        replayed, kept = load_tensors(neural.dump(state)), load_tensors(data)
+        replayed, kept = load_arrays(neural.dump(state)), load_arrays(data)
         if replayed.keys() != kept.keys() or not all(
-            _same(kept[name], tensor) for name, tensor in replayed.items()
+            _same(kept[name], array) for name, array in replayed.items()
         ):
             yield f"the snapshot after record {seq} is not what the writes before it lead to"
 
 
-def _same(kept: torch.Tensor, replayed: torch.Tensor) -> bool:
+def _same(kept: NDArray[Any], replayed: NDArray[Any]) -> bool:
     if kept.shape != replayed.shape:
         return False
-    size = replayed.abs().max().float() if replayed.numel() else torch.zeros(())
-    return bool(((kept - replayed).abs() <= SAME_STATE * size + 1e-9).all())
+    size = np.abs(replayed).max(initial=0)
+    return bool((np.abs(kept - replayed) <= SAME_STATE * size + 1e-9).all())
 
 
 @dataclass(frozen=True)

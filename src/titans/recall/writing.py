@@ -146,7 +146,7 @@ def _link_candidates(
     """
     index = replica.index
     assert replica.scope_id is not None
-    query = passage.bare.numpy()
+    query = passage.bare
     if topics(new.text):
         near = index.nearest(query, TOPIC_CANDIDATES, quick=True)[0]
     else:

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from titans.errors import CheckpointError, ConfigError
 from titans.recall.encoder.bert import BertEncoder
 from titans.recall.text.languages import is_mostly_latin, seems_english
 from titans.recall.text.words import fold, stem, words
+from titans.recall.vectors import unit
 
 Pooling = Literal["mean", "cls", "max"]
 DEFAULT_ENCODER = "minilm"
@@ -40,11 +38,12 @@ MAX_UNKNOWN = 0.1
 class TokenVectors:
     """A text after the encoder: a vector per token, and where each token stands in the text."""
 
-    vectors: Float[Tensor, "tokens dim"]
+    vectors: NDArray[np.float32]
+    """`[tokens, dim]`."""
     spans: tuple[tuple[int, int], ...]
     """First and last character of each token; (0, 0) for special tokens."""
 
-    def pool(self, pooling: Pooling, begin: int = 0) -> Float[Tensor, " dim"]:
+    def pool(self, pooling: Pooling, begin: int = 0) -> NDArray[np.float32]:
         """One vector of unit length from the tokens that start at character `begin` or later.
 
         From 0 the special tokens count too, as in the models' own pooling; cls ignores `begin`.
@@ -52,16 +51,16 @@ class TokenVectors:
         chosen = self.vectors
         if begin and pooling != "cls":
             inside = [end > start >= begin for start, end in self.spans]
-            chosen = self.vectors[torch.tensor(inside)] if any(inside) else self.vectors
-        return F.normalize(pool_tokens(chosen, pooling), dim=-1)
+            chosen = self.vectors[np.array(inside)] if any(inside) else self.vectors
+        return unit(pool_tokens(chosen, pooling))
 
 
-def pool_tokens(vectors: Float[Tensor, "tokens dim"], pooling: Pooling) -> Float[Tensor, " dim"]:
+def pool_tokens(vectors: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
     """The mean or maximum over tokens, or the first token alone."""
     if pooling == "mean":
         return vectors.mean(0)
     if pooling == "max":
-        return vectors.amax(0)
+        return vectors.max(0)
     return vectors[0]
 
 
@@ -124,20 +123,20 @@ class MiniLMEncoder:
         self._whole = _tokenizer(self.folder, None)
         self._vocabulary = self._whole.get_vocab_size()
         self.name = f"all-MiniLM-L6-v2@{MINILM_SHA256[:12]}"
-        self.dim = self._model.words.embedding_dim
+        self.dim = self._model.dim
         self.max_tokens = MINILM_MAX_TOKENS
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
         """The token vectors of each text, all texts in one batch."""
         encodings = [self._tokenizer.encode(text) for text in texts]
         longest = max(len(e.ids) for e in encodings)
-        ids = torch.zeros(len(encodings), longest, dtype=torch.long)
-        mask = torch.zeros(len(encodings), longest, dtype=torch.bool)
+        ids = np.zeros((len(encodings), longest), np.int64)
+        mask = np.zeros((len(encodings), longest), np.bool_)
         for row, e in enumerate(encodings):
-            ids[row, : len(e.ids)] = torch.tensor(e.ids)
+            ids[row, : len(e.ids)] = e.ids
             mask[row, : len(e.ids)] = True
-        hidden = self._model(ids, mask)
+        # Without padding attention runs faster when it is given no mask.
+        hidden = self._model(ids, None if mask.all() else mask)
         return [
             TokenVectors(hidden[row, : len(e.ids)], tuple(e.offsets))
             for row, e in enumerate(encodings)
@@ -193,9 +192,10 @@ class HuggingFaceEncoder:
         limits = [self._tokenizer.model_max_length, self._model.config.max_position_embeddings]
         self.max_tokens = int(min(limit for limit in limits if limit))
 
-    @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
         """The token vectors of each text, all texts in one batch."""
+        import torch
+
         batch = self._tokenizer(
             list(texts),
             truncation=True,
@@ -205,8 +205,10 @@ class HuggingFaceEncoder:
             return_tensors="pt",
         )
         spans = batch.pop("offset_mapping")
-        hidden = self._model(**batch).last_hidden_state
-        kept = [row.bool() for row in batch["attention_mask"]]
+        with torch.no_grad():
+            hidden = self._model(**batch).last_hidden_state.float().numpy()
+        kept = batch["attention_mask"].bool().numpy()
+        spans = spans.numpy()
         return [
             TokenVectors(hidden[i][real], tuple((int(a), int(b)) for a, b in spans[i][real]))
             for i, real in enumerate(kept)
@@ -243,7 +245,7 @@ class HashingEncoder:
         self.dim = dim
         self.max_tokens = 256
         # One array: small tensors between large ones of short life would hold the heap open.
-        self._vectors = torch.empty(max(HASHED_NUMBERS // dim, 2 * self.max_tokens), dim)
+        self._vectors = np.empty((max(HASHED_NUMBERS // dim, 2 * self.max_tokens), dim), np.float32)
         self._rows: dict[str, int] = {}
 
     def encode(self, texts: Sequence[str]) -> list[TokenVectors]:
@@ -275,16 +277,16 @@ class HashingEncoder:
         if len(self._rows) + len(spans) > len(self._vectors):
             self._rows.clear()
         found = [self._vector(text[begin:end]) for begin, end in spans]
-        return TokenVectors(torch.stack(found), tuple(spans))
+        return TokenVectors(np.stack(found), tuple(spans))
 
-    def _vector(self, word: str) -> Tensor:
+    def _vector(self, word: str) -> NDArray[np.float32]:
         key = " ".join(fold(stem(part)) for part in words(word)) or word
         if key not in self._rows:
             digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
             generator = np.random.default_rng(int.from_bytes(digest, "little"))
             drawn = generator.standard_normal(self.dim, dtype=np.float32)
             row = self._rows[key] = len(self._rows)
-            self._vectors[row] = torch.from_numpy(drawn / np.float32(np.sqrt(self.dim)))
+            self._vectors[row] = drawn / np.float32(np.sqrt(self.dim))
         return self._vectors[self._rows[key]]
 
 

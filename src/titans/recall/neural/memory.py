@@ -1,64 +1,64 @@
 """The neural memory of a scope, online: what is written for a text, and how a state is kept.
 
 Every write is logged as the exact keys and values (float16, rounded before use), so a state can be
-computed again from any snapshot, by any process, to the bit. Built on `titans.ops.step`.
+computed again from any snapshot, by any process, to the bit.
+
+The default is a matrix per head under the delta rule: `DeltaMemory`, in NumPy, so that a command
+does not wait for PyTorch. It equals `titans.ops.step` (tests/recall/test_turn_steps.py), on which
+all other configurations run (turn_memory.py).
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-from torch import Tensor
+from numpy.typing import NDArray
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 
-from titans import ops
 from titans.errors import StateError
-from titans.files import read_tensors
-from titans.ops import MemoryState
-from titans.recall.config import NeuralConfig, neural_to_json
+from titans.recall.config import NeuralConfig
 from titans.recall.neural.sketch import sketch_words
-from titans.recall.neural.turn import TurnNetwork
+from titans.recall.vectors import round_half, unit, widen
 
+Array = NDArray[np.float32]
 CONTENT, CONTEXT = 0, 1
 """The heads of `roles="associative"`."""
-CHECKPOINT_FORMAT = "titans.text_memory"
-CHECKPOINT_VERSION = 1
+REPLAY_CHUNK = 96
+"""Writes that a replay absorbs at once."""
 
 
 @dataclass(frozen=True)
 class Write:
     """What one text writes: a key and a value per head; an idle head has a value of zeros."""
 
-    keys: Float[Tensor, "heads dim"]
-    values: Float[Tensor, "heads dim"]
+    keys: Array
+    """`[heads, dim]`."""
+    values: Array
+    """`[heads, dim]`."""
 
     def to_bytes(self) -> bytes:
         """As kept in the store."""
-        return torch.stack([self.keys, self.values]).half().numpy().tobytes()
+        return np.stack([self.keys, self.values]).astype(np.float16).tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes, num_heads: int) -> "Write":
         """The inverse; float16 widened to float32."""
-        flat = torch.from_numpy(np.frombuffer(data, dtype=np.float16).astype(np.float32))
-        keys, values = flat.view(2, num_heads, -1)
+        keys, values = widen(np.frombuffer(data, np.float16)).reshape(2, num_heads, -1)
         return cls(keys, values)
 
     def rounded(self) -> "Write":
         """As it will be read back from the store."""
-        return Write(self.keys.half().float(), self.values.half().float())
+        return Write(round_half(self.keys), round_half(self.values))
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A text as the memory met it, before and after the write (the symbols of turn.py)."""
+    """A text as the memory met it, before and after the write."""
 
-    s: Float[Tensor, " dim"]
-    h: Float[Tensor, " dim"]
-    y: Float[Tensor, " dim"]
+    y: Array
+    """Its vector, as it is written."""
     write: Write
     surprise: float
     """The loss of the first head, before the write."""
@@ -70,125 +70,169 @@ class Surroundings:
 
     word_weights: dict[str, float]
     """Each stem of the text with its information in nats (surprisal under what was read so far)."""
-    recent: tuple[Float[Tensor, " dim"], ...] = ()
+    recent: tuple[Array, ...] = ()
     """The vectors of up to two texts before this one in the same session, oldest first."""
-    centre: Float[Tensor, " dim"] | None = None
+    centre: Array | None = None
     """The mean vector of the scope, subtracted so that what all texts share does not count."""
 
 
-class OnlineMemory:
-    """The rules of the neural memory: observing, writing, reading, saving. Holds no state."""
+class OnlineMemory(Protocol):
+    """The rules of a neural memory: observing, writing, reading, saving. Holds no state."""
 
-    def __init__(
-        self, encoder_dim: int, config: NeuralConfig, checkpoint: str | None = None
-    ) -> None:
-        self.config = config
-        self.turn = TurnNetwork(encoder_dim, config).eval().requires_grad_(False)
-        if checkpoint is not None:
-            load_turn(self.turn, checkpoint)
+    config: NeuralConfig
+    dim: int
+    """Width of the vector per text."""
 
-    @property
-    def dim(self) -> int:
-        """Width of the vector per text."""
-        return self.turn.dim
-
-    def initial_state(self) -> MemoryState:
+    def initial_state(self) -> Any:
         """A memory that has seen nothing."""
-        return self.turn.initial_state()
+        ...
 
-    @torch.no_grad()
-    def observe(
-        self, pooled: Float[Tensor, " encoder_dim"], state: MemoryState, around: Surroundings
-    ) -> Observation:
-        """Steps 1 to 4 without changing the state: vector, read, attention, keys, surprise."""
-        s = self.turn.embed(pooled[None])
-        h = self.turn.read(s, state)[:, -1]
-        y = self.turn.attend(s, h)
-        write = self._write(y[0], around).rounded()
-        surprise = self._losses(write, state)[0]
-        return Observation(s[0], h[0], y[0], write, float(surprise))
+    def size(self, state: Any) -> int:
+        """Bytes of its weights."""
+        ...
 
-    @torch.no_grad()
-    def absorb(self, state: MemoryState, write: Write) -> MemoryState:
-        """Step 4: the state after a write."""
-        active = (write.values.abs().sum(-1) > 0).float()
-        keys, values = write.keys[None], write.values[None]
-        gates = self.turn.gates(1, active)
-        return ops.step(keys, keys, values, gates, state, chunk_size=1)[1]
+    def embed(self, pooled: Array) -> Array:
+        """Vectors of unit length for pooled ones of the encoder, `[..., dim]`."""
+        ...
 
-    @torch.no_grad()
-    def search_vector(self, y: Float[Tensor, " dim"], state: MemoryState) -> Float[Tensor, " dim"]:
-        """Step 5: o = y * M(y)."""
-        return self.turn.output(y[None], self.turn.read(y[None], state)[:, 0])[0]
+    def observe(self, pooled: Array, state: Any, around: Surroundings) -> Observation:
+        """Meet a text without changing the state: vector, keys, values, surprise."""
+        ...
 
-    @torch.no_grad()
-    def read(
-        self,
-        pooled: Float[Tensor, " encoder_dim"],
-        state: MemoryState,
-        centre: Tensor | None = None,
-    ) -> Float[Tensor, "heads dim"]:
-        """What every head answers to a text, e.g. a question."""
-        s = self.turn.embed(pooled[None])
-        if centre is not None:
-            s = F.normalize(s - centre, dim=-1)
-        return self.turn.read(s, state)[0]
+    def absorb(self, state: Any, write: Write) -> Any:
+        """The state after a write."""
+        ...
 
-    def _losses(self, write: Write, state: MemoryState) -> Float[Tensor, " heads"]:
-        predicted = ops.read_memory(write.keys[None, None], state)[0, 0]
-        return (predicted - write.values).square().sum(-1)
+    def replay(self, state: Any, writes: Sequence[Write]) -> Any:
+        """The state after many writes; its last bits may be others than those of `absorb`."""
+        ...
 
-    def _write(self, y: Float[Tensor, " dim"], around: Surroundings) -> Write:
-        if self.config.roles == "self":
-            key, value = self.turn.pairs(y[None])
-            return Write(key, value)
-        words = torch.from_numpy(sketch_words(around.word_weights, self.dim))
-        key, value = context_pair(y, around)
-        return Write(torch.stack([y, key]), torch.stack([words, value]))
+    def search_vector(self, y: Array, state: Any) -> Array:
+        """What the stored vectors are compared with: o = y * M(y)."""
+        ...
 
-    def dump(self, state: MemoryState) -> bytes:
-        """A snapshot: weights, and momentum if there is any. Chunks of one token need no more."""
-        named = {f"weights.{i}": w.contiguous() for i, w in enumerate(state.weights)}
-        if self.config.momentum_decay:
-            named.update({f"momentum.{i}": w.contiguous() for i, w in enumerate(state.momentum)})
-        return save_tensors({**named, "position": state.position})
+    def dump(self, state: Any) -> bytes:
+        """A snapshot."""
+        ...
 
-    def restore(self, data: bytes) -> MemoryState:
+    def restore(self, data: bytes) -> Any:
         """The inverse of `dump`."""
-        named = load_tensors(data)
-        state = self.initial_state()
-        weights = tuple(named[f"weights.{i}"] for i in range(len(state.weights)))
-        if any(a.shape != b.shape for a, b in zip(weights, state.weights, strict=True)):
+        ...
+
+
+def load_online_memory(
+    encoder_dim: int, config: NeuralConfig, checkpoint: str | None = None
+) -> OnlineMemory:
+    """The memory that a configuration means."""
+    plain = NeuralConfig()
+    is_default = len(config.step_size) == plain.num_heads and config == replace(
+        plain, step_size=config.step_size
+    )
+    if is_default and checkpoint is None:
+        return DeltaMemory(encoder_dim, config)
+    from titans.recall.neural.turn_memory import TurnMemory
+
+    return TurnMemory(encoder_dim, config, checkpoint)
+
+
+@dataclass(frozen=True)
+class DeltaState:
+    """A matrix per head, and how many texts it has seen."""
+
+    weights: Array
+    """`[heads, dim, dim]`: key to value."""
+    position: int
+
+
+class DeltaMemory:
+    """W <- W - 2 theta (W k - v) k^T for each head, from zero: the gradient of ||W k - v||^2."""
+
+    def __init__(self, dim: int, config: NeuralConfig) -> None:
+        self.config, self.dim = config, dim
+        self._rates = 2 * np.array(config.step_size, np.float32)
+
+    def initial_state(self) -> DeltaState:
+        """A memory that has seen nothing."""
+        heads = self.config.num_heads
+        return DeltaState(np.zeros((heads, self.dim, self.dim), np.float32), 0)
+
+    def size(self, state: DeltaState) -> int:
+        """Bytes of its weights."""
+        return state.weights.nbytes
+
+    def embed(self, pooled: Array) -> Array:
+        """At unit length, without a projection."""
+        return unit(pooled)
+
+    def observe(self, pooled: Array, state: DeltaState, around: Surroundings) -> Observation:
+        """The text's vector is the key of its words; its surroundings are a second pair."""
+        y = self.embed(pooled)
+        write = associative_write(y, around).rounded()
+        error = state.weights[CONTENT] @ write.keys[CONTENT] - write.values[CONTENT]
+        return Observation(y, write, float(error @ error))
+
+    def absorb(self, state: DeltaState, write: Write) -> DeltaState:
+        """The state after a write."""
+        weights = state.weights.copy()
+        for head in np.flatnonzero(write.values.any(1)).tolist():
+            key = write.keys[head]
+            error = weights[head] @ key - write.values[head]
+            weights[head] -= np.outer(self._rates[head] * error, key)
+        return DeltaState(weights, state.position + 1)
+
+    def replay(self, state: DeltaState, writes: Sequence[Write]) -> DeltaState:
+        """Many writes, a chunk at a time in closed form.
+
+        With the keys K and values V of a chunk as rows, the errors E before each write solve
+        (I + rate tril(K K^T, -1)) E = K W^T - V, and W loses rate E^T K.
+        """
+        weights = state.weights.copy()
+        for begin in range(0, len(writes), REPLAY_CHUNK):
+            chunk = writes[begin : begin + REPLAY_CHUNK]
+            for head, rate in enumerate(self._rates):
+                active = [w for w in chunk if w.values[head].any()]
+                if not active:
+                    continue
+                keys = np.stack([w.keys[head] for w in active])
+                values = np.stack([w.values[head] for w in active])
+                mixing = rate * np.tril(keys @ keys.T, -1)
+                mixing.flat[:: len(active) + 1] = 1
+                errors = np.linalg.solve(mixing, keys @ weights[head].T - values)
+                weights[head] -= rate * (errors.T @ keys)
+        return DeltaState(weights, state.position + len(writes))
+
+    def search_vector(self, y: Array, state: DeltaState) -> Array:
+        """o = y * M(y), M of the first head."""
+        return y * (state.weights[CONTENT] @ y)
+
+    def dump(self, state: DeltaState) -> bytes:
+        """A snapshot in the layout of a `MemoryState`: a row of a batch of one."""
+        position = np.array([state.position], np.int64)
+        return save_arrays({"weights.0": state.weights[None], "position": position})
+
+    def restore(self, data: bytes) -> DeltaState:
+        """The inverse of `dump`."""
+        named = load_arrays(data)
+        heads = (1, self.config.num_heads, self.dim, self.dim)
+        if named["weights.0"].shape != heads:
             raise StateError("a snapshot in the store has another shape than its configuration")
-        momentum = tuple(
-            named.get(f"momentum.{i}", torch.zeros_like(w)) for i, w in enumerate(weights)
-        )
-        position = named["position"]
-        return state.replace(
-            weights=weights, chunk_weights=weights, momentum=momentum, position=position
-        )
+        return DeltaState(named["weights.0"][0], int(named["position"][0]))
 
 
-def context_pair(y: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
+def associative_write(y: Array, around: Surroundings) -> Write:
+    """The pairs of both heads: a text's vector to its words, and to what stood around it."""
+    words = sketch_words(around.word_weights, len(y))
+    key, value = context_pair(y, around)
+    return Write(np.stack([y, key]), np.stack([words, value]))
+
+
+def context_pair(y: Array, around: Surroundings) -> tuple[Array, Array]:
     """What the context head writes: the text before this one -> the mean of it and its neighbours.
 
     A text is written when its successor arrives: only then is it known what surrounds it.
     """
     if not around.recent:
-        return torch.zeros_like(y), torch.zeros_like(y)
-    centre = torch.zeros_like(y) if around.centre is None else around.centre
-    texts = [F.normalize(x - centre, dim=-1) for x in (*around.recent, y)]
-    return texts[-2], F.normalize(torch.stack(texts).sum(0), dim=-1)
-
-
-def load_turn(turn: TurnNetwork, path: str | Path) -> None:
-    """Put the parameters of a checkpoint of `titans memory train` into a turn."""
-    named = read_tensors(path, CHECKPOINT_FORMAT, CHECKPOINT_VERSION)
-    ours = turn.state_dict()
-    wrong = [n for n, t in ours.items() if n not in named or named[n].shape != t.shape]
-    if wrong or len(named) != len(ours):
-        raise StateError(
-            f"{path} does not fit this configuration ({', '.join(wrong[:3]) or 'extra tensors'}): "
-            f"it needs {neural_to_json(turn.config)}"
-        )
-    turn.load_state_dict(named)
+        return np.zeros_like(y), np.zeros_like(y)
+    centre = np.zeros_like(y) if around.centre is None else around.centre
+    texts = unit(np.stack([*around.recent, y]) - centre)
+    return texts[-2], unit(texts.sum(0))

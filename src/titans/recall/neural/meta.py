@@ -27,8 +27,8 @@ from titans.layers.memory_networks import mlp_parameters
 from titans.ops import MemoryState
 from titans.recall.config import NeuralConfig, neural_to_json
 from titans.recall.encoder import Encoder
-from titans.recall.neural.memory import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
 from titans.recall.neural.turn import TurnNetwork
+from titans.recall.neural.turn_memory import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
 
 Progress = Callable[[int, int, float], None]
 TEMPERATURE = 0.1
@@ -328,11 +328,11 @@ def train_checkpoint(
 def embed_texts(encoder: Encoder, texts: Sequence[str]) -> Float[Tensor, "texts dim"]:
     """The encoder's mean-pooled vectors."""
     found = [
-        tokens.pool("mean")
+        torch.from_numpy(tokens.pool("mean"))
         for begin in range(0, len(texts), 16)
         for tokens in encoder.encode(texts[begin : begin + 16])
     ]
-    return torch.stack(found).clone() if found else torch.empty(0, encoder.dim)
+    return torch.stack(found) if found else torch.empty(0, encoder.dim)
 
 
 def load_texts(path: Path) -> list[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import date
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from titans.recall.encoder import Encoder, Pooling, TokenVectors
@@ -111,8 +110,8 @@ def make_query(
     plain = texts.terms(question, skip=named.words)
     return Query(
         text=question,
-        vector=scale * tokens.pool(pooling).numpy(),
-        first_person=scale * spoken_tokens.pool(pooling).numpy(),
+        vector=scale * tokens.pool(pooling),
+        first_person=scale * spoken_tokens.pool(pooling),
         tokens=tokens,
         spoken=spoken,
         spoken_tokens=spoken_tokens,
@@ -294,10 +293,10 @@ def _query_tokens(
     text: str, tokens: TokenVectors, named: names.Named, idf: dict[str, float]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     spans = _spans(text, tokens, named) or [(0, None)]
-    chosen = torch.tensor([position for position, _ in spans])
+    chosen = np.array([position for position, _ in spans])
     weights = [OTHER_WEIGHT if stem is None else idf[stem] for _, stem in spans]
     vectors = project_tokens(tokens.vectors[chosen])
-    return vectors.numpy(), np.array(weights, np.float32) + np.float32(1e-6)
+    return vectors, np.array(weights, np.float32) + np.float32(1e-6)
 
 
 def _spans(text: str, tokens: TokenVectors, named: names.Named) -> list[tuple[int, str | None]]:

@@ -9,14 +9,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from titans.errors import ConfigError
 from titans.recall.search.features import BASE, FEATURES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
@@ -110,6 +112,8 @@ def fit_fusion(
     Args:
         names: the features that get a weight.
     """
+    import torch
+
     used = [FEATURES.index(name) for name in names if name not in SET]
     every = np.concatenate([x[:, used] for x, _ in examples]).astype(np.float64)
     # The penalty is on weights of standardised features: none is cheap for having a small scale.
@@ -119,7 +123,7 @@ def fit_fusion(
     features = torch.from_numpy(every) * scale
     target = torch.from_numpy(np.concatenate([y / y.sum() for _, y in examples]))
 
-    def listwise(w: Tensor) -> Tensor:
+    def listwise(w: "Tensor") -> "Tensor":
         sums = features @ w
         most = torch.full((len(examples),), -torch.inf, dtype=sums.dtype)
         most = most.scatter_reduce(0, owner, sums.detach(), "amax")
@@ -130,7 +134,7 @@ def fit_fusion(
     direction = _minimise(listwise, torch.zeros(len(used), dtype=torch.float64))
     sums, labels = features @ direction, (target > 0).double()
 
-    def logistic(line: Tensor) -> Tensor:
+    def logistic(line: "Tensor") -> "Tensor":
         return torch.nn.functional.binary_cross_entropy_with_logits(
             line[0].exp() * sums + line[1], labels
         )
@@ -142,8 +146,10 @@ def fit_fusion(
     return FusionWeights({**fitted, **SET}, bias)
 
 
-def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+def _minimise(loss: "Callable[[Tensor], Tensor]", start: "Tensor") -> "Tensor":
     """L-BFGS to convergence."""
+    import torch
+
     x = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([x], max_iter=100, line_search_fn="strong_wolfe")
 

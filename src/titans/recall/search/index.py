@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from titans.recall.store import IndexEntry
+from titans.recall.vectors import widen
 
 SMALL_DIM = 64
 """Width of each of the two projections for the first pass of a search over a large scope."""
@@ -72,8 +72,7 @@ class ScopeIndex:
 
     def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """The vectors of some rows, `[rows, 2, dim]`: in context, and of the bare text."""
-        stored = torch.from_numpy(self.column("vectors"))
-        return stored.index_select(0, torch.from_numpy(rows)).float().numpy()
+        return widen(self.column("vectors")[rows])
 
     def bare(self, row: int) -> NDArray[np.float32]:
         """The vector of one passage's text."""
@@ -146,7 +145,7 @@ class ScopeIndex:
         by_code = list(self.speakers)
         local = {code: place for place, code in enumerate(used)}
         columns["speaker"] = np.array([local.get(int(c), -1) for c in columns["speaker"]], np.int32)
-        total = _widen(columns["vectors"][:, BARE]).sum(0, dtype=np.float64)
+        total = widen(columns["vectors"][:, BARE]).sum(0, dtype=np.float64)
         return Columns(columns, [by_code[code] for code in used], total)
 
     def _rows(self, entries: Sequence[IndexEntry]) -> Columns:
@@ -166,7 +165,7 @@ class ScopeIndex:
         )
         vectors = np.frombuffer(b"".join(found["vectors"]), np.float16).reshape(-1, 2, self.dim)
         columns["vectors"] = vectors
-        bare = _widen(vectors[:, BARE])
+        bare = widen(vectors[:, BARE])
         columns["small"], columns["small_more"] = (bare @ basis for basis in self._bases)
         return Columns(columns, speakers, bare.sum(0, dtype=np.float64))
 
@@ -214,15 +213,9 @@ class ScopeIndex:
             # In order, so that equal texts keep the order of writing.
             chosen = np.argpartition(rough, len(rough) - FIRST_PASS)[-FIRST_PASS:]
             rows = np.sort(rows[chosen])
-        bare = torch.from_numpy(self.column("vectors")[:, BARE])
-        cosine = bare.index_select(0, torch.from_numpy(rows)).float().numpy() @ query
+        cosine = widen(self.column("vectors")[rows, BARE]) @ query
         order = np.argsort(-cosine, kind="stable")[:count]
         return rows[order], cosine[order]
-
-
-def _widen(vectors: NDArray[np.float16]) -> NDArray[np.float32]:
-    """As float32; torch does it four times as fast as NumPy."""
-    return torch.from_numpy(vectors.copy()).float().numpy()
 
 
 def _small_bases(dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from titans.recall.neural.memory import Observation
@@ -34,6 +32,7 @@ from titans.recall.store import Filter
 from titans.recall.text.names import introduces
 from titans.recall.text.passages import IS_OUTSIDE, encode_passages
 from titans.recall.text.words import terms
+from titans.recall.vectors import unit, widen
 
 EXACT_ROWS = 1024
 CANDIDATES = 256
@@ -127,10 +126,7 @@ class Searcher:
         """The classic retrieval: cosine of o = y * M(y) with every stored vector s."""
         index, neural = self.replica.index, self.replica.neural
         o = neural.search_vector(observed.y, self.replica.state)
-        bare = torch.from_numpy(index.column("vectors")[:, BARE]).float()
-        with torch.no_grad():
-            stored = neural.turn.embed(bare)
-            cosine = F.cosine_similarity(stored, o[None], dim=-1).numpy()
+        cosine = neural.embed(widen(index.column("vectors")[:, BARE])) @ unit(o)
         rows = np.arange(len(index)) if allowed is None else np.flatnonzero(allowed)
         order = rows[np.argsort(-cosine[rows], kind="stable")]
         return Hits.by_memory(order, np.clip(cosine[order], 0, 1))

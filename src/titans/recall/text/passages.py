@@ -11,14 +11,13 @@ from functools import lru_cache
 from itertools import islice
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from titans.recall.encoder import Encoder, Pooling, TokenVectors
 from titans.recall.store import StoredPassage
 from titans.recall.text.acts import acts_of
 from titans.recall.text.words import cut_spans, is_question, sentences, tells_when, terms
+from titans.recall.vectors import round_half, unit
 
 TOKEN_DIM = 128
 """Width of a stored token vector: a random projection, eight bits a number."""
@@ -40,13 +39,13 @@ class EncodedPassage:
     text: str
     terms: list[str]
     flags: int
-    in_context: torch.Tensor
-    bare: torch.Tensor
+    in_context: NDArray[np.float32]
+    bare: NDArray[np.float32]
     tokens: NDArray[np.int8]
 
     def to_stored(self) -> StoredPassage:
         """As kept in the store."""
-        vectors = torch.stack([self.in_context, self.bare]).half().numpy().tobytes()
+        vectors = np.stack([self.in_context, self.bare]).astype(np.float16).tobytes()
         return StoredPassage(self.terms, self.flags, vectors, self.tokens.tobytes())
 
 
@@ -149,7 +148,7 @@ def _passage(part: str, tokens: TokenVectors, begin: int, pooling: Pooling) -> E
 
 def _outside(part: str, dim: int) -> EncodedPassage:
     """A passage in a language that the encoder does not know: words and pieces, no direction."""
-    nothing = torch.zeros(dim)
+    nothing = np.zeros(dim, np.float32)
     tokens = np.zeros((1, min(TOKEN_DIM, dim)), np.int8)
     found = passage_terms(part, IS_OUTSIDE)
     return EncodedPassage(part, found, _flags(part) | IS_OUTSIDE, nothing, nothing, tokens)
@@ -172,28 +171,28 @@ def idle_share(flags: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.where(flags & HAS_ACTS, shares, flags & IS_QUESTION).astype(np.float32)
 
 
-def pool_passages(bare: torch.Tensor) -> torch.Tensor:
+def pool_passages(bare: NDArray[np.float32]) -> NDArray[np.float32]:
     """One vector for a text from the bare ones of its passages, rounded as in the store."""
-    return F.normalize(bare.mean(0), dim=-1).half().float()
+    return round_half(unit(bare.mean(0)))
 
 
 def compress_tokens(tokens: TokenVectors, begin: int = 0) -> NDArray[np.int8]:
     """Unit vectors of the tokens from character `begin` on, projected, in steps of 1/127."""
     inside = [end > start >= begin for start, end in tokens.spans]
-    chosen = tokens.vectors[torch.tensor(inside)] if any(inside) else tokens.vectors[:1]
+    chosen = tokens.vectors[np.array(inside)] if any(inside) else tokens.vectors[:1]
     small = project_tokens(chosen)
-    return (small * 127).round().to(torch.int8).numpy()
+    return np.round(small * np.float32(127)).astype(np.int8)
 
 
-def project_tokens(vectors: torch.Tensor) -> torch.Tensor:
+def project_tokens(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Token vectors as unit vectors of `TOKEN_DIM` numbers."""
     basis = _token_basis(vectors.shape[-1])
-    return F.normalize(F.normalize(vectors, dim=-1) @ basis, dim=-1)
+    return unit(unit(vectors) @ basis)
 
 
 @lru_cache(maxsize=4)
-def _token_basis(dim: int) -> torch.Tensor:
+def _token_basis(dim: int) -> NDArray[np.float32]:
     """A random orthonormal projection: inner products survive it, and it needs no training."""
     width = min(TOKEN_DIM, dim)
     drawn = np.random.default_rng(0).standard_normal((dim, width))
-    return torch.from_numpy(np.linalg.qr(drawn)[0].astype(np.float32))
+    return np.linalg.qr(drawn)[0].astype(np.float32)
