@@ -1,4 +1,4 @@
-"""MQAR, setting B (Zoology): our memory, deep and linear, beside delta rule, gated delta rule, TTT.
+"""MQAR, setting B (Zoology): our memory, deep and linear, beside delta, gated delta, KDA, TTT.
 
     python benchmarks/mqar.py --rule titans --dim 64 --minutes 60 --learning-rate 6e-3 \
         --decorrelate 0.02 --resume runs/mqar/titans-64.pt --json results/mqar/titans-64.json
@@ -48,7 +48,7 @@ OVERLAP_TOKENS, RAMP = 512, 0.2
 """Tokens whose keys and values are compared; share of the time in which the weight grows."""
 MINUTES_PER_SEGMENT = 0.5
 KEEP_SECONDS = 120
-RULES = ("titans", "titans_linear", "titans_products", "ttt", "delta", "gated_delta")
+RULES = ("titans", "titans_linear", "titans_products", "ttt", "delta", "gated_delta", "kda")
 
 
 def shape(rule: str, dim: int) -> dict[str, object]:

@@ -241,6 +241,7 @@ RULES = {
     "ttt": "TTT",
     "delta": "delta rule",
     "gated_delta": "gated delta rule",
+    "kda": "Kimi Delta Attention",
 }
 
 

@@ -19,12 +19,12 @@ Published = Mapping[str, Mapping[str, Points]]
 COLOURS = dict(
     zip(
         KINDS,
-        "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #7A5195 #8C6D31 #000000".split(),
+        "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #7A5195 #8C6D31 #000000 #999999".split(),
         strict=True,
     )
 )
 """Okabe and Ito's, which colour-blind readers can tell apart: one for each kind of model."""
-MARKERS = dict(zip(KINDS, "os^DvPX*p", strict=True))
+MARKERS = dict(zip(KINDS, "os^DvPX*ph", strict=True))
 STYLES = ("-", ":", "-.", (0, (5, 1)), (0, (1, 3)))
 """Of several lines of one kind of model, in their order."""
 PERCENT = (-4, 104)

@@ -22,6 +22,7 @@ KINDS = {
     "gated_delta": "gated delta rule",
     "swa": "sliding window",
     "transformer": "Transformer",
+    "kda": "Kimi Delta Attention",
 }
 """What a model is -> its name on the page: a variant, or the published rule of its memory."""
 SWEEP_KINDS = {

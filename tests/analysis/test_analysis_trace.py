@@ -41,12 +41,12 @@ def ids(time: int = TIME) -> torch.Tensor:
     return tiny_tokens(batch=1, time=time)[0]
 
 
-@pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta"])
+@pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta", "kda"])
 def test_the_published_rules_are_traced_too(rule: str) -> None:
     found = trace(tiny_model("lmm", memory={"rule": rule}), ids(), limits=Limits(reads=7))
     for layer in found.layers:
         forgets = layer.tokens.forget_gate.max() > 0
-        assert forgets == (rule == "gated_delta")
+        assert forgets == (rule in ("gated_delta", "kda"))
         left = layer.forgetting.gate_only[np.isfinite(layer.forgetting.gate_only)]
         assert (left.min(initial=1) < 1) == forgets
 

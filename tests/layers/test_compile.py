@@ -71,9 +71,9 @@ def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5 * size)
 
 
-def small() -> NeuralMemory:
+def small(**settings: Any) -> NeuralMemory:
     torch.manual_seed(0)
-    return NeuralMemory(16, num_heads=2, chunk_size=4)
+    return NeuralMemory(16, num_heads=2, chunk_size=4, **settings)
 
 
 def test_training_is_one_graph_for_any_length() -> None:
@@ -85,6 +85,12 @@ def test_training_is_one_graph_for_any_length() -> None:
         x = torch.randn(2, time, 16)
         assert_near(run(compiled, memory, x), run(memory, memory, x))
     assert counter.frame_count == 2
+
+
+def test_gates_by_channel_pass_through_the_graph() -> None:
+    memory, x = small(rule="kda"), torch.randn(2, 11, 16)
+    compiled = torch.compile(memory, backend="aot_eager", fullgraph=True)
+    assert_near(run(compiled, memory, x), run(memory, memory, x))
 
 
 @pytest.mark.slow

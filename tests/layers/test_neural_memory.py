@@ -313,6 +313,7 @@ def test_save_load_reset(gates: str, tmp_path) -> None:
         {"rule": "ttt"},
         {"rule": "delta"},
         {"rule": "gated_delta"},
+        {"rule": "kda", "features": 5},
         {"init": "random"},
         {"init": "zero_last"},
         {"init": "zero_first"},

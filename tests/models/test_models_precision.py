@@ -14,6 +14,7 @@ HALF = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 RULES = {
     "gated delta": {"memory": {"rule": "gated_delta"}},
+    "kda": {"memory": {"rule": "kda"}},
     "ttt": {"memory": {"rule": "ttt"}},
 }
 

@@ -1,10 +1,12 @@
 """The baselines' update rules against loops written from the published equations."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from support.models import tiny_model, tiny_tokens
-from titans import NeuralMemory
+from titans import NeuralMemory, NeuralMemoryState
 from titans.ops import Gates, MemoryState
 
 BATCH, TIME, HEADS, DIM = 2, 9, 2, 8
@@ -42,7 +44,7 @@ def test_delta_rules_match_the_published_recurrence(rule: str) -> None:
                 torch.testing.assert_close(got[row, t, head], wanted, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta"])
+@pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta", "kda"])
 def test_rules_stream_and_are_causal(rule: str) -> None:
     model, ids = tiny_model("mag", memory={"rule": rule}), tiny_tokens(time=15)
     cache = model.new_cache(2)
@@ -53,6 +55,34 @@ def test_rules_stream_and_are_causal(rule: str) -> None:
         changed[:, 9] += 1 - 2 * (changed[:, 9] > 40).long()
         assert torch.equal(model(changed).logits[:, :9], whole[:, :9])
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-9, rtol=0)
+
+
+def test_kda_forgets_by_channel_and_the_trace_has_the_mean() -> None:
+    memory = NeuralMemory(DIM * HEADS, num_heads=HEADS, rule="kda").double()
+    x = torch.randn(BATCH, TIME, DIM * HEADS, dtype=torch.float64)
+    down, up = memory.gates.channel_down.weight, memory.gates.channel_up
+    alpha = torch.sigmoid(x @ down.T @ up.weight.T + up.bias).unflatten(-1, (HEADS, DIM))
+    y, _, trace = memory(x, return_trace=True)
+    torch.testing.assert_close(trace.gates.forget_gate, alpha.mean(-1))
+    y.square().sum().backward()
+    for parameter in memory.gates.parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0
+    with torch.no_grad():
+        memory.gates.channel_up.bias[:4] += 3
+        assert not torch.allclose(memory(x)[0], y)
+
+
+def test_kda_is_what_padding_and_saved_states_leave_of_it(tmp_path: Path) -> None:
+    memory = NeuralMemory(DIM * HEADS, num_heads=HEADS, rule="kda").double()
+    x = torch.randn(1, TIME, DIM * HEADS, dtype=torch.float64)
+    padded = torch.cat((torch.randn(1, 3, DIM * HEADS, dtype=x.dtype), x), dim=1)
+    mask = torch.arange(TIME + 3)[None] >= 3
+    with torch.no_grad():
+        whole, _ = memory(x)
+        torch.testing.assert_close(memory(padded, mask=mask)[0][:, 3:], whole)
+        memory(x[:, :4])[1].save(tmp_path / "state.safetensors")
+        state = NeuralMemoryState.load(tmp_path / "state.safetensors")
+        torch.testing.assert_close(memory(x[:, 4:], state)[0], whole[:, 4:])
 
 
 def test_ttt_has_neither_momentum_nor_forgetting() -> None:

@@ -32,6 +32,14 @@ def delta(*tokens: object, chunk_size: int, options: ScanOptions) -> tuple:
     return scan_delta(*tokens)  # type: ignore[arg-type]
 
 
+def by_channel(
+    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, **_: object
+) -> tuple:
+    unequal = torch.linspace(0.1, 1, k.shape[-1], dtype=k.dtype)
+    channels = gates._replace(forget_gate=gates.forget_gate[..., None] * unequal)
+    return scan_delta(q, k, v, channels, state)
+
+
 def slow_delta(q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, **_: object):
     options = ScanOptions(momentum=False)
     return reference_options.scan_memory(q, k, v, gates, state, chunk_size=1, options=options)
@@ -49,6 +57,7 @@ SCANS: dict[str, tuple[Callable, Callable | None, int, ScanOptions]] = {
     "online": (partial(online, form="paper"), reference_options.scan_memory, 1, ScanOptions()),
     "bounded": (online, None, 1, ScanOptions(forget_towards="initial")),
     "delta": (delta, slow_delta, 1, ScanOptions()),
+    "delta by channel": (by_channel, None, 1, ScanOptions()),
     "layers": (layered, None, 2, ScanOptions()),
 }
 """Per scan: itself, a specification or None, layers, options."""

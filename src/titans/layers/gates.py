@@ -14,6 +14,8 @@ from titans.ops.online import largest_rate
 
 LOOK_BACK_CHANNELS = 4
 """Numbers per token and head that gates remember of the tokens before."""
+CHANNELS_START = (1e-3, 0.1)
+"""alpha of a head's first and last channel before training (`rule: kda`), as is usual there."""
 
 
 class GatePast(NamedTuple):
@@ -29,6 +31,8 @@ class MemoryGates(nn.Module):
     """Linear + sigmoid, one number per token and head; biases give the initial gates.
 
     With a convolution, `linear(x_t) + linear(silu(conv(linear(x))_t))` instead of `linear(x_t)`.
+    With `rule: kda`, alpha has one number per channel of the key, `sigmoid(up(down(x_t)))` through
+    `head_dim` numbers: the published gate without its learned scale (A = 1).
     """
 
     def __init__(self, dim: int, config: MemoryConfig) -> None:
@@ -43,7 +47,8 @@ class MemoryGates(nn.Module):
             config.momentum_init,
             float(config.step_init or 0) / self.step_max if self.step_max else 0.0,
         )
-        self.used = (config.forgetting, config.momentum, True)
+        self.by_channel = config.rule == "kda"
+        self.used = (config.forgetting and not self.by_channel, config.momentum, True)
         if self.kind != "constant":
             self.proj = nn.Linear(dim, sum(self.used) * self.num_heads)
             if self.conv_size:
@@ -51,6 +56,10 @@ class MemoryGates(nn.Module):
                 self.past_proj = nn.Linear(dim, channels)
                 self.past_conv = ShortConv(channels, self.conv_size)
                 self.past_out = nn.Linear(channels, self.proj.out_features, bias=False)
+            if self.by_channel:
+                rank = int(config.head_dim or 0)
+                self.channel_down = nn.Linear(dim, rank, bias=False)
+                self.channel_up = nn.Linear(rank, self.num_heads * (config.features or rank))
             self.reset_parameters()
 
     @torch.no_grad()
@@ -64,6 +73,11 @@ class MemoryGates(nn.Module):
         self.proj.bias.copy_(torch.tensor(logits).repeat_interleave(self.num_heads))
         if self.conv_size:
             nn.init.normal_(self.past_out.weight, std=0.02)
+        if self.by_channel:
+            first, last = (math.log(alpha) for alpha in CHANNELS_START)
+            size = self.channel_up.out_features // self.num_heads
+            start = torch.linspace(first, last, size).exp().logit()
+            self.channel_up.bias.copy_(start.repeat(self.num_heads))
 
     def initial_past(self, batch: int, like: Tensor) -> GatePast:
         """Before the first token, in the type and on the device of `like`."""
@@ -93,6 +107,9 @@ class MemoryGates(nn.Module):
         if self.kind == "chunk":
             values, held = self._hold(values, position, held, lengths)
         alpha, eta, step = values.unbind(2)
+        if self.by_channel:
+            logits = self.channel_up(self.channel_down(x)).to(alpha.dtype)
+            alpha = torch.sigmoid(logits).unflatten(-1, (self.num_heads, -1))
         # Momentum then decides when a write arrives, not how much: otherwise training drives eta
         # to one, where the stabiliser holds every write down (docs/decisions/0003-stabiliser.md).
         whole = largest_rate(eta) / 2 if self.is_online else 1 - eta

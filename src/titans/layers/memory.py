@@ -322,6 +322,8 @@ class NeuralMemory(nn.Module):
         if mask is not None:
             y = y * mask[..., None].to(y.dtype)
         state = NeuralMemoryState(memory, conv_tail, state.read_tail, gate_past)
+        if self.config.rule == "kda":
+            gates = gates._replace(forget_gate=gates.forget_gate.mean(-1))
         trace = MemoryTrace(gates, done.surprise, done.active, done.written)
         return y, state, trace if want_trace else None
 
@@ -372,7 +374,8 @@ class NeuralMemory(nn.Module):
                 *tokens, gates, memory, mask=mask, write_mask=write_mask, options=self.options
             )
         queries, keys, values = tokens
-        if queries.shape[1] == 1 and not torch.is_grad_enabled():
+        one_token = queries.shape[1] == 1 and not torch.is_grad_enabled()
+        if one_token and self.config.rule != "kda":
             out, memory, trace = ops.step(
                 queries[:, 0],
                 keys[:, 0],

@@ -31,15 +31,16 @@ from titans.settings import (
 
 NetworkKind = Literal["mlp", "gated", "swiglu", "factorised"]
 MemoryInit = Literal["learned", "random", "zero_first", "zero_last"]
-Rule = Literal["chunk", "online", "ttt", "delta", "gated_delta"]
+Rule = Literal["chunk", "online", "ttt", "delta", "gated_delta", "kda"]
 GateKind = Literal["token", "chunk", "constant"]
 Power = Annotated[float, Range(1)]
 
-DELTA_RULES = ("delta", "gated_delta")
+DELTA_RULES = ("delta", "gated_delta", "kda")
 """Rules of one matrix that starts at zero, whose gradients are taken at every token:
 
     delta        M_t = M_{t-1} - beta_t (M_{t-1} k - v) k^T                          DeltaNet
     gated_delta  M_t = a_t M_{t-1} - beta_t (a_t M_{t-1} k - v) k^T, a = 1 - alpha   Gated DeltaNet
+    kda          the same with M diag(a_t), one a per channel of the key       Kimi Delta Attention
 """
 LARGEST_STEP = 1.5
 """Of `rule: online`. The memory is a contraction up to 1.6 (docs/decisions/0006-online-rule.md)."""
@@ -89,8 +90,8 @@ class MemoryConfig:
     corrects the error that the memory makes at that token, in a form that no gates can make run
     away (docs/decisions/0006-online-rule.md); `chunk_size` matters only from depth 2 on. chunk:
     gradients at the start of each chunk. Or a published rule as a baseline, which sets most of the
-    fields below itself: ttt, delta, gated_delta. None: online, and chunk with a setting that only
-    chunk has (another network, biases, `surprise_threshold`, ...)."""
+    fields below itself: ttt, delta, gated_delta, kda. None: online, and chunk with a setting that
+    only chunk has (another network, biases, `surprise_threshold`, ...)."""
     loss: InnerLoss = "l2"
     """What the memory minimises at each token: squared error, Huber, or the sum of |error|^p."""
     huber_delta: Positive = 1.0
@@ -274,7 +275,7 @@ class MemoryConfig:
             kept |= {"step_init": 0.05, "step_max": 0.1, "forgetting": False}
         else:  # DELTA_RULES
             kept |= {"depth": 1, "chunk_size": 1, "init": "zero_last"}
-            kept |= {"step_init": 0.25, "step_max": 0.5, "forgetting": self.rule == "gated_delta"}
+            kept |= {"step_init": 0.25, "step_max": 0.5, "forgetting": self.rule != "delta"}
         return MemoryConfig(**kept, **_PLAIN)
 
     def scan_options(self, *, training: bool) -> ScanOptions:

@@ -89,7 +89,7 @@ def _call(
 
 def _like_outputs(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Empty tensors of the shapes and types of what `_scan` returns."""
-    values, gate, weight = tensors[2], tensors[3], tensors[NUM_TOKENS]
+    values, gate, weight = tensors[2], tensors[5], tensors[NUM_TOKENS]
     trace = [gate.new_empty(gate.shape, dtype=weight.dtype) for _ in range(3)]
     flags = [gate.new_empty(gate.shape, dtype=torch.bool) for _ in range(2)]
     size = (len(tensors) - NUM_TOKENS - 1) // len(GROUPS)

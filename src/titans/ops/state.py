@@ -31,8 +31,9 @@ def widened(tensor: Tensor) -> Tensor:
 class Gates(NamedTuple):
     """The three data-dependent gates of the update rule, one number per token and head."""
 
-    forget_gate: Float[Tensor, "batch time heads"]
-    """alpha_t in [0, 1]: how much of the memory is forgotten before the write (eq. 13)."""
+    forget_gate: Float[Tensor, "batch time heads *channels"]
+    """alpha_t in [0, 1]: how much of the memory is forgotten before the write (eq. 13). Only
+    `scan_delta` takes one number per channel of the key."""
     momentum_decay: Float[Tensor, "batch time heads"]
     """eta_t in [0, 1]: how much of the past surprise is kept (eq. 14)."""
     step_size: Float[Tensor, "batch time heads"]
