@@ -70,6 +70,31 @@ def test_numbers_out_of_range_are_refused(text: str) -> None:
         number(0, 1)(text)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["remember", "-", "--encoder", "hashing:16"],
+        ["import", "-"],
+        ["chat", "--llm", "echo", "--encoder", "hashing:16"],
+        ["generate", "model", "--prompt-file", "-"],
+        ["plot", "input"],
+    ],
+)
+def test_input_that_is_not_utf8_is_one_line(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("input").write_bytes(b"Gr\xfc\xdfe\n")
+    with open("input", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert cli.main(words) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"titans {words[0]}: " in line and "not UTF-8 text at byte 2 (0xfc)" in line
+
+
 def test_a_full_output_is_one_line() -> None:
     command = [sys.executable, "-m", "titans.cli.main", "train", "configs/mac.yaml"]
     with open("/dev/full", "w") as full:

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -274,6 +275,14 @@ def read_text(path: str | Path) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise not_utf8(path, error) from error
+
+
+def read_stdin(one_line: bool = False) -> str:
+    """What standard input holds, or its next line."""
+    try:
+        return sys.stdin.readline() if one_line else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise not_utf8("standard input", error) from error
 
 
 def not_utf8(path: str | Path, error: UnicodeDecodeError, offset: int = 0) -> DataError:

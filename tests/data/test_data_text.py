@@ -55,6 +55,19 @@ def test_bpe_is_lossless_and_loads_from_folder_and_file(tmp_path: Path) -> None:
     assert len(encode_document(tokenizer, lines[0])) < len(lines[0])
 
 
+def test_a_vocabulary_in_which_two_tokens_share_a_number_is_refused(tmp_path: Path) -> None:
+    """The library reads it, and fails when it copies it."""
+    trained = train_bpe(iter(["the cat sat on the mat\n"] * 20), 300)
+    content = json.loads(trained.backend_tokenizer.to_str())
+    vocabulary, merges = content["model"]["vocab"], content["model"]["merges"]
+    made = ["".join(pair) for pair in merges]
+    vocabulary[made[1]] = vocabulary[made[0]]
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"not a tokenizer\.json file"):
+        load_tokenizer(str(file))
+
+
 @pytest.mark.parametrize("name", ["bytes", str(TASKS), "trained", "added"])
 def test_bytes_are_counted_exactly_wherever_the_tokens_are_cut(name: str) -> None:
     text = TEXT * 3

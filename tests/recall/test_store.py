@@ -197,6 +197,7 @@ def test_a_new_store_and_its_log_are_for_their_owner_only(tmp_path: Path):
         "UPDATE passage_tokens SET vectors = zeroblob(length(vectors))",
         "UPDATE neural_writes SET vectors = zeroblob(length(vectors))",
         "DELETE FROM records",
+        "DELETE FROM passage_tokens",
     ],
 )
 def test_what_was_changed_behind_our_back_is_never_answered(tmp_path: Path, change: str):
@@ -209,3 +210,17 @@ def test_what_was_changed_behind_our_back_is_never_answered(tmp_path: Path, chan
     with TextMemory(path) as memory, pytest.raises(StoreError, match="is damaged"):
         memory.recall("tea")
         memory.remember("tea")  # reads the neural memory, which recall does not
+
+
+def test_a_record_that_vanished_under_an_open_handle_is_damage(tmp_path: Path):
+    path = tmp_path / "m.db"
+    make(path)
+    with TextMemory(path) as memory:
+        assert memory.recall("tea")
+        db = sqlite3.connect(path)
+        db.execute("DELETE FROM records")
+        db.commit()
+        db.close()
+        for look in (lambda: memory.recall("tea"), lambda: memory.remember("I like tea, too.")):
+            with pytest.raises(StoreError, match="is damaged"):
+                look()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -15,11 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tqdm import tqdm
+
 SUITES = ("kills", "training", "writers", "damage", "disks", "signals", "noise")
 """The modules that declare them."""
 Trial = Callable[[Path, random.Random], str]
 SECONDS = 120.0
 """A trial that takes longer hangs."""
+
+# The progress bars of libraries share a lock with all forked processes; a victim that is killed
+# while it holds the lock would halt every trial after it.
+tqdm.set_lock(threading.RLock())
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,11 @@ class Tally:
     done: Counter[str] = field(default_factory=Counter)
     """What the trials did (`count`) -> how often."""
     seconds: float = 0.0
+
+    def fail(self, failure: str) -> None:
+        """Note a failure and show it: a long run is looked at before its end."""
+        self.failures.append(failure)
+        print(f"FAILED {failure}", file=sys.stderr, flush=True)
 
     @property
     def trials(self) -> int:
@@ -94,11 +106,11 @@ def run_trial(chosen: Suite, seed: int, number: int, tally: Tally) -> None:
         said = _read(folder / "end")
         tally.done.update(json.loads(_read(folder / "done") or "{}"))
         if status is None:
-            tally.failures.append(f"{again}: no end after {SECONDS:.0f} s")
+            tally.fail(f"{again}: no end after {SECONDS:.0f} s")
         elif os.WIFSIGNALED(status):
-            tally.failures.append(f"{again}: died of signal {os.WTERMSIG(status)}")
+            tally.fail(f"{again}: died of signal {os.WTERMSIG(status)}")
         elif os.WEXITSTATUS(status):
-            tally.failures.append(f"{again}: {said}")
+            tally.fail(f"{again}: {said}")
         else:
             tally.ends[said] += 1
     finally:
@@ -143,7 +155,7 @@ def _read(path: Path) -> str:
 
 
 def show(chosen: Suite, tally: Tally) -> None:
-    """A line for the suite, and what failed."""
+    """A line for the suite."""
     ends = ", ".join(f"{number} {end}" for end, number in tally.ends.most_common())
     done = ", ".join(f"{number} {what}" for what, number in sorted(tally.done.items()))
     print(
@@ -151,5 +163,3 @@ def show(chosen: Suite, tally: Tally) -> None:
         f"{tally.seconds:6.0f} s   {done} ({ends})",
         flush=True,
     )
-    for failure in tally.failures:
-        print(f"  FAILED {failure}", file=sys.stderr, flush=True)

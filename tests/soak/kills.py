@@ -80,7 +80,7 @@ def remember(work: Path, rng: random.Random) -> str:
                 memory.remember(told(number), id=str(number), speaker="ann")
                 acknowledge(str(number))
 
-    said = kill_while(write, rng, seconds=0.8, calls=900)
+    said = kill_while(write, rng, seconds=0.4, calls=1150)
     found = assert_sound(path)
     assert set(said) <= set(found), "an acknowledged record is lost"
     assert all(found[i] == told(int(i)) for i in found) and len(found) - 5 - len(said) in (0, 1)
@@ -99,7 +99,7 @@ def load(work: Path, rng: random.Random) -> str:
         with TextMemory(path, "ann", CONFIG) as memory:
             import_records(memory, lines, progress=lambda n: acknowledge(str(n)))
 
-    said = kill_while(write, rng, seconds=0.8, calls=900)
+    said = kill_while(write, rng, seconds=0.4, calls=1150)
     found = assert_sound(path)
     assert len(found) >= 5 + len(said)
     with TextMemory(path, "ann", CONFIG) as memory:
@@ -123,7 +123,7 @@ def forget(work: Path, rng: random.Random) -> str:
             memory.forget(scope="ann")
             acknowledge("all")
 
-    said = kill_while(write, rng, seconds=0.8, calls=350)
+    said = kill_while(write, rng, seconds=0.2, calls=275)
     found = assert_sound(path)
     if "all" in said or len(found) < 8:
         assert not found and len(said) >= 4, "a scope is half gone"
@@ -148,7 +148,7 @@ def migrate(work: Path, rng: random.Random) -> str:
         SQLiteStore(path).close()
         acknowledge("open")
 
-    said = kill_while(write, rng, seconds=0.15, calls=110)
+    said = kill_while(write, rng, seconds=0.05, calls=190)
     store = SQLiteStore(path)
     with store.reading():
         damage = list(store.damages())
@@ -177,7 +177,7 @@ def export(work: Path, rng: random.Random) -> str:
             export_records(memory, file)
         acknowledge("done")
 
-    said = kill_while(write, rng, seconds=0.12, calls=70)
+    said = kill_while(write, rng, seconds=0.05, calls=64)
     text = backup.read_text()
     if text == "the old backup\n":
         assert not said, "an acknowledged backup is not there"
@@ -198,7 +198,7 @@ def repaired(work: Path, rng: random.Random) -> str:
         repair(path, CONFIG)
         acknowledge("done")
 
-    said = kill_while(write, rng, seconds=0.5, calls=650)
+    said = kill_while(write, rng, seconds=0.25, calls=620)
     with TextMemory(path, "ann", CONFIG) as memory:
         damage = list(find_damage(memory))
     assert not (said and damage), damage
@@ -244,7 +244,7 @@ def evaluate(work: Path, rng: random.Random) -> str:
         run_task(task, Scripted(needle_in_text), CARD, path=path)
         acknowledge("done")
 
-    said = kill_while(write, rng, seconds=0.4, calls=110)
+    said = kill_while(write, rng, seconds=0.15, calls=114)
     was_there = path.exists()
     assert was_there or not said
     scores = [

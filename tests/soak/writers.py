@@ -57,7 +57,7 @@ def many(work: Path, rng: random.Random) -> str:
     others = [
         in_child(lambda begin=100 * n: write(begin, lambda _: None)) for n in range(1, number)
     ]
-    said = kill_while(lambda acknowledge: write(900, acknowledge), rng, seconds=0.6, calls=220)
+    said = kill_while(lambda acknowledge: write(900, acknowledge), rng, seconds=0.4, calls=300)
     assert all(wait(pid, 60) == 0 for pid in (*others, *readers)), "a writer or reader failed"
     found = assert_sound(path)
     wanted = {*said, *(str(100 * n + i) for n in range(1, number) for i in range(EACH))}

@@ -71,13 +71,15 @@ class _Chat:
 
     def loop(self) -> int:
         """Until /quit or the end of the input."""
+        from titans.files import read_stdin
+
         self._note(f"{self.llm.name}; memory: {self.memory.store.name}, scope {self.memory.scope}")
         if "SmolLM2-135M" in self.llm.name:
             self._note("a very small model: good for trying things out, often wrong; see --llm")
         self._note(COMMANDS)
         while True:
             print("> ", end="", file=sys.stderr, flush=True)
-            line = sys.stdin.readline()
+            line = read_stdin(one_line=True)
             if not line or line.strip() in ("/quit", "/exit"):
                 return 0
             if line.strip():

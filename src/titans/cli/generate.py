@@ -9,7 +9,7 @@ import sys
 
 from titans.cli.values import LARGEST_SEED, known_device, number, whole
 from titans.errors import DataError
-from titans.files import check_target, check_unicode, read_text
+from titans.files import check_target, check_unicode, read_stdin, read_text
 
 EXAMPLES = """examples:
   titans generate demo --prompt "Mary went to the garden. Question: Where is Mary? Answer:"
@@ -118,7 +118,7 @@ def _prompt(args: argparse.Namespace) -> str:
     elif args.prompt_file and args.prompt_file != "-":
         text = read_text(args.prompt_file)
     elif args.prompt_file == "-" or not sys.stdin.isatty():
-        text = sys.stdin.read()
+        text = read_stdin()
     else:
         raise DataError("no prompt: give --prompt TEXT, --prompt-file FILE, or pipe a text in")
     if not text:

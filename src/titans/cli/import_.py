@@ -1,7 +1,6 @@
 """`titans import FILE`: remember what a file of this or another program holds."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from titans.cli.store_options import add_json_option, add_store_options, open_memory, show
@@ -30,11 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Store what is new."""
     from titans.cli.progress import Bar
-    from titans.files import read_text
+    from titans.files import read_stdin, read_text
     from titans.recall import import_records
     from titans.recall.importers import as_lines
 
-    content = sys.stdin.read() if str(args.file) == "-" else read_text(args.file)
+    content = read_stdin() if str(args.file) == "-" else read_text(args.file)
     lines = as_lines(content, str(args.file))
     with open_memory(args) as memory, Bar("importing", len(lines)) as bar:
         new = import_records(memory, lines, progress=bar.reach)

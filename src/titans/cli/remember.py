@@ -1,7 +1,6 @@
 """`titans remember TEXT`: store a text in the text memory."""
 
 import argparse
-import sys
 from typing import Any
 
 from titans.cli.store_options import add_store_options, as_json, open_memory
@@ -41,9 +40,10 @@ def _json_object(text: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Store the text, say how surprising it was."""
     from titans.cli.progress import Bar
+    from titans.files import read_stdin
     from titans.terminal import printable
 
-    text = sys.stdin.read() if args.text == "-" else args.text
+    text = read_stdin() if args.text == "-" else args.text
     with open_memory(args) as memory, Bar("encoding") as bar:
         record = memory.remember(
             text,

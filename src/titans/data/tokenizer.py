@@ -175,12 +175,14 @@ def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
 def _load_file(path: Path) -> PreTrainedTokenizerBase:
     try:
         backend = Tokenizer.from_file(str(path))
+        if EOS in backend.get_vocab(with_added_tokens=True):
+            return _wrap(backend)
+        # It copies the backend, and so reads all of it once more.
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     except Exception as error:  # the `tokenizers` library raises bare Exception
-        raise DataError(f"{path}: not a tokenizer.json file ({error})") from error
-    known = backend.get_vocab(with_added_tokens=True)
-    if EOS in known:
-        return _wrap(backend)
-    return _with_end_of_document(PreTrainedTokenizerFast(tokenizer_object=backend), str(path))
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{path}: not a tokenizer.json file ({reason})") from error
+    return _with_end_of_document(tokenizer, str(path))
 
 
 def _with_end_of_document(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:

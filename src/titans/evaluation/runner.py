@@ -19,7 +19,14 @@ from tqdm import tqdm
 from titans.errors import DataError
 from titans.evaluation.model import ModelSubject
 from titans.evaluation.record import ModelCard, Record, machine_name
-from titans.files import append_text, package_version, read_text, source_commit, write_text
+from titans.files import (
+    append_text,
+    package_version,
+    parse_json,
+    read_text,
+    source_commit,
+    write_text,
+)
 from titans.tasks.task import Cell, Outcome, Task
 
 
@@ -203,7 +210,7 @@ class Journal:
         if len(lines) < 2:
             # A run that failed before its first sample (a wrong path) must not block the next one.
             return False
-        if json.loads(lines[0]) != json.loads(json.dumps(header)):
+        if parse_json(lines[0], f"{self.file} line 1") != json.loads(json.dumps(header)):
             raise DataError(
                 f"{self.file} belongs to another run (model, seed or options differ): "
                 "finish that one, choose another file, or delete it"

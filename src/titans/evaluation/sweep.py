@@ -18,7 +18,7 @@ from typing import Any
 
 from titans.errors import ConfigError, TitansError
 from titans.evaluation.record import Record
-from titans.files import read_text, write_text
+from titans.files import read_json, read_text, write_text
 from titans.settings import build, parse_yaml
 from titans.training.log import read_training
 
@@ -277,7 +277,7 @@ def _begin(job: Job, folder: Path, seconds: float) -> None:
 def _begun(folder: Path) -> dict[str, Any]:
     """What a job was begun with, and how long it has run; empty for one that was not."""
     file = folder / BEGUN
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def _check_settings(job: Job, folder: Path) -> None:
@@ -300,7 +300,7 @@ def _check_settings(job: Job, folder: Path) -> None:
 def _outcome(folder: Path) -> dict[str, Any]:
     """How a job ended; empty for one that is not finished."""
     file = folder / DONE
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def _spent(folder: Path) -> float | None:

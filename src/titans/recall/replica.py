@@ -17,7 +17,7 @@ from titans.recall.neural.memory import Observation, OnlineMemory, Surroundings,
 from titans.recall.search.blocks import load_index
 from titans.recall.search.index import ScopeIndex
 from titans.recall.search.lexical import Layout, make_layout
-from titans.recall.store import IndexEntry, Store
+from titans.recall.store import IndexEntry, Store, StoredRecord
 from titans.recall.text.passages import EncodedPassage, pool_passages
 from titans.recall.text.words import STOP_WORDS, fold, stem, words
 
@@ -71,11 +71,30 @@ class Replica:
             self._counts.clear()
             load_index(self.store, head.scope_id, self.index)
         if head is not None and head.num_records != self.index.num_records:
-            raise StoreError(
-                f"{self.store.name} is damaged: scope {self.scope!r} has {head.num_records} "
-                f"records, {self.index.num_records} were found; `titans memory repair` keeps what "
-                "is sound"
-            )
+            found = f"{head.num_records} records, {self.index.num_records} were found"
+            raise self._damage(f"scope {self.scope!r} has {found}")
+
+    def _damage(self, found: str) -> StoreError:
+        return StoreError(
+            f"{self.store.name} is damaged: {found}; `titans memory repair` keeps what is sound"
+        )
+
+    def records(self, seqs: Sequence[int]) -> dict[int, StoredRecord]:
+        """Records of the index by their seq; each of them must be there."""
+        assert self.scope_id is not None
+        found = self.store.records(self.scope_id, seqs)
+        if missing := set(seqs) - found.keys():
+            raise self._damage(f"record {min(missing)} of scope {self.scope!r} is missing")
+        return found
+
+    def token_vectors(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """The vectors of the words of some passages of the index."""
+        assert self.scope_id is not None
+        passages = [int(passage) for passage in self.index.column("passage")[rows]]
+        found = self.store.token_vectors(self.scope_id, passages)
+        if missing := set(passages) - found.keys():
+            raise self._damage(f"the words of passage {min(missing)} are missing")
+        return [found[passage] for passage in passages]
 
     @property
     def state(self) -> Any:

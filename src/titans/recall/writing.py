@@ -115,13 +115,12 @@ def _links(replica: Replica, new: NewText) -> tuple[int | None, int | None]:
     outside = bool(passage.flags & IS_OUTSIDE)
     statement = Statement(new.text, new.speaker, passage.tokens, new.time, outside)
     rows, cosines = _link_candidates(replica, passage, new)
-    stored = replica.store.records(replica.scope_id, [int(s) for s in index.column("seq")[rows]])
-    numbers = [int(p) for p in index.column("passage")[rows]]
-    tokens = replica.store.token_vectors(replica.scope_id, numbers)
+    stored = replica.records([int(s) for s in index.column("seq")[rows]])
+    tokens = replica.token_vectors(rows)
     updated: int | None = None
-    for row, cosine, number in zip(rows.tolist(), cosines.tolist(), numbers, strict=True):
+    for row, cosine, words in zip(rows.tolist(), cosines.tolist(), tokens, strict=True):
         seq = int(index.column("seq")[row])
-        old_tokens = np.frombuffer(tokens[number], np.int8).reshape(-1, passage.tokens.shape[1])
+        old_tokens = np.frombuffer(words, np.int8).reshape(-1, passage.tokens.shape[1])
         found = stored[seq]
         is_outside = bool(index.column("flags")[row] & IS_OUTSIDE)
         old = Statement(found.text, found.speaker, old_tokens, found.time, is_outside)

@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from titans.errors import ConfigError, DataError
+from titans.files import read_text
 from titans.settings import Count, Whole
 from titans.tasks.score import Value
 from titans.tasks.task import (
@@ -90,7 +91,7 @@ class KeyWords:
                 raise DataError(
                     f"{folder} has no {name}; leave the words out for the built-in ones"
                 )
-            words = {line.strip() for line in file.read_text(encoding="utf-8").splitlines()}
+            words = {line.strip() for line in read_text(file).splitlines()}
             lists.append(tuple(sorted(words - {""})))
         if not all(lists):
             raise DataError(f"a word list in {folder} is empty")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, cast
 
 from titans.errors import DataError
-from titans.files import is_out_of_space, write_text
+from titans.files import is_out_of_space, read_text, write_text
 from titans.models.checkpoint import stage_folders
 from titans.training.config import LogConfig
 
@@ -86,12 +86,14 @@ def read_log(run: str | Path) -> list[Record]:
     if not path.is_file():
         raise DataError(f"{path}: no such log; give the folder of a run (the `out` of its config)")
     records = []
-    for line in path.read_text().splitlines():
+    for line in read_text(path).splitlines():
         try:
-            records.append(Record(json.loads(line)))
-        except ValueError:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
             # A killed process may leave half of its last line.
             continue
+        if isinstance(values, dict):
+            records.append(Record(values))
     return records
 
 

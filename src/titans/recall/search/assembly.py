@@ -44,7 +44,7 @@ class Assembly:
                 seen.add(int(groups[row]))
                 chosen.append(place)
         found = [int(seqs[hits.rows[place]]) for place in chosen]
-        records = self.replica.store.records(self.replica.scope_id, found)
+        records = self.replica.records(found)
         return [
             self._recalled(hits, place, records[seq])
             for place, seq in zip(chosen, found, strict=True)
@@ -126,7 +126,7 @@ class Assembly:
         first, last = int(own[0]), int(own[-1])
         seqs = index.column("seq")[history].tolist()
         wanted = [seqs[place] for place in (first - 1, last + 1) if 0 <= place < len(seqs)]
-        found = self.replica.store.records(self.replica.scope_id, wanted)
+        found = self.replica.records(wanted)
         before = found[seqs[first - 1]].id if first else None
         return before, found[seqs[last + 1]].id if last + 1 < len(seqs) else None
 

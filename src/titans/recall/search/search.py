@@ -115,7 +115,7 @@ class Searcher:
         if not len(rows):
             return None
         seqs = np.unique(self.index.column("seq")[rows[:MAX_INTRODUCTIONS]])
-        records = replica.store.records(replica.scope_id, seqs.tolist()).values()
+        records = replica.records(seqs.tolist()).values()
         return {r.speaker for r in records if r.speaker is not None and introduces(r.text, word)}
 
     def search_observed(self, observed: Observation, wanted: Filter) -> Hits:
@@ -152,7 +152,7 @@ class Searcher:
         rows = np.union1d(rows, np.array(latest, np.int64))
         features = np.zeros((len(rows), len(FEATURES)), np.float32)
         features[:, : len(BASE)] = feature_matrix(
-            self.index, query, evidence, rows, self._tokens(rows)
+            self.index, query, evidence, rows, self.replica.token_vectors(rows)
         )
         contributions = self.fusion.first.contributions(features)
         logits = contributions.sum(1) + self.fusion.first.bias
@@ -167,7 +167,12 @@ class Searcher:
         if len(chosen):
             needed = window_rows(rows[chosen], evidence.layout)
             features[chosen, len(BASE) :] = window_matrix(
-                self.index, query, evidence, rows[chosen], needed, self._tokens(needed)
+                self.index,
+                query,
+                evidence,
+                rows[chosen],
+                needed,
+                self.replica.token_vectors(needed),
             )
             contributions[chosen] = self.fusion.full.contributions(features[chosen])
             logits[chosen] = contributions[chosen].sum(1) + self.fusion.full.bias
@@ -218,13 +223,6 @@ class Searcher:
         logits[now] += best - logits[now].max()
         before = places[~is_latest]
         logits[before] = np.minimum(logits[before], best) - REPLACED_PENALTY
-
-    def _tokens(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """The vectors of the words of some passages."""
-        assert self.replica.scope_id is not None
-        passages = [int(p) for p in self.index.column("passage")[rows]]
-        found = self.replica.store.token_vectors(self.replica.scope_id, passages)
-        return [found[passage] for passage in passages]
 
     def _evidence(self, query: Query) -> Evidence:
         replica, size = self.replica, len(self.index)
