@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"ops", "layers", "models", "data"},
     "analysis": {"ops", "layers", "models", "data"},
     "recall": {"ops", "layers"},
+    "integrations": {"recall"},
     "server": {"ops", "layers", "models", "analysis", "recall"},
     "evaluation": {"ops", "layers", "models", "tasks", "data", "training", "recall"},
     "cli": {

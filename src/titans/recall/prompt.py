@@ -27,7 +27,7 @@ def build_prompt(persistent: Sequence[str], memories: Sequence[Recalled], text: 
     if persistent:
         parts.append("<SOS> " + " ".join(quote(p) for p in persistent) + " <EOS>")
     if memories:
-        lines = [_line(memory) for memory in memories]
+        lines = [memory_line(memory) for memory in memories]
         parts.append("\n".join(["<memory>", *lines, "</memory>"]))
     return "\n\n".join([*parts, text])
 
@@ -42,7 +42,8 @@ def quote_name(name: str) -> str:
     return _escape(" ".join(name.split()), _ANGLES + _HEAD)
 
 
-def _line(memory: Recalled) -> str:
+def memory_line(memory: Recalled) -> str:
+    """A memory as a quoted line: when, by whom, what."""
     who = f"{quote_name(memory.speaker)}: " if memory.speaker else ""
     said = memory.passage or memory.text
     return f"[{memory.time:%Y-%m-%d}] {who}{quote(said)}"

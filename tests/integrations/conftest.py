@@ -1,0 +1,1 @@
+from recall.conftest import memory as memory
