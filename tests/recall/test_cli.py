@@ -68,6 +68,44 @@ def test_upkeep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert json.loads(capsys.readouterr().out)["forgotten"] == 2
 
 
+def test_filters(capsys: pytest.CaptureFixture[str]):
+    for name, who, day in (("a", "Ann", "01"), ("b", "Bob", "02"), ("c", "Ann", "03")):
+        words = ["--id", name, "--speaker", who, "--time", f"2024-01-{day}"]
+        fields = json.dumps({"topic": "tea", "n": int(day)})
+        main(
+            [
+                "remember",
+                f"I like tea {name}.",
+                "--encoder",
+                "hashing:64",
+                *words,
+                "--metadata",
+                fields,
+            ]
+        )
+    capsys.readouterr()
+    for words, ids in (
+        (["--speaker", "Ann", "--metadata", '{"topic": "tea"}'], "ac"),
+        (["--after", "2024-01-02", "--before", "2024-01-03"], "b"),
+        (["--metadata", '{"n": 3}'], "c"),
+        (["--metadata", '{"n": 4}'], ""),
+    ):
+        assert main(["list", "--json", *words]) == 0
+        assert sorted(r["id"] for r in json.loads(capsys.readouterr().out)) == list(ids)
+        assert main(["recall", "tea", "--json", *words]) == 0
+        assert sorted(r["id"] for r in json.loads(capsys.readouterr().out)) == list(ids)
+    for words in ([], ["a", "--all"], ["a", "--speaker", "Ann"], ["--all", "--speaker", "Ann"]):
+        try:
+            assert main(["forget", *words]) == 2
+        except SystemExit as end:
+            assert end.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["forget", "--speaker", "Ann", "--metadata", '{"n": 3}', "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forgotten"] == 1
+    main(["list", "--json"])
+    assert [r["id"] for r in json.loads(capsys.readouterr().out)] == ["b", "a"]
+
+
 def test_list_and_show(capsys: pytest.CaptureFixture[str]):
     for name, text in (("a", "I like tea."), ("b", "I like long walks."), ("c", "My dog is Rex.")):
         main(["remember", text, "--id", name, "--speaker", "Ann", "--encoder", "hashing:64"])

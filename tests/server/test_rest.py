@@ -54,6 +54,17 @@ def test_lists_come_in_pages(client: TestClient, newest_first: bool):
     assert [m["speaker"] for m in only] == ["A"] * 4
 
 
+def test_lists_are_filtered(client: TestClient):
+    for text in ({"text": "a b", "metadata": {"topic": "x", "n": 1}}, {"text": "c d"}):
+        client.post("/v1/memories", json=text)
+    for fields, texts in (({"topic": "x", "n": 1}, ["a b"]), ({"n": 2}, []), ({}, ["a b", "c d"])):
+        page = client.get("/v1/memories", params={"metadata": json.dumps(fields)}).json()
+        assert [m["text"] for m in page["memories"]] == texts
+    for wrong in ("{", "[1]", '{"n": [1]}', '{"n": {}}'):
+        answer = client.get("/v1/memories", params={"metadata": wrong})
+        assert answer.status_code == 422 and "metadata" in answer.json()["error"]["message"]
+
+
 def test_updates_are_a_chain(client: TestClient):
     for i, place in enumerate(("Oslo", "Rome")):
         said = {

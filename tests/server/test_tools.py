@@ -52,6 +52,12 @@ async def converse(client: Client) -> None:
     assert await said(client, "forget", id=id) == "forgotten: 1"
     assert "no memory with this id" in await said(client, "forget", id=id)
     assert "exactly one of" in await said(client, "forget")
+    await said(client, "remember", text="I live by the sea.", metadata={"topic": "home", "n": 1})
+    for fields, count in (({"topic": "home", "n": 1}, 1), ({"topic": "work"}, 0)):
+        for tool, other in (("recall", {"query": "live"}), ("list_memories", {})):
+            found = await said(client, tool, metadata=fields, **other)
+            assert ("by the sea" in found) is bool(count) and "Rome" not in found
+    assert await said(client, "forget", metadata={"topic": "home"}) == "forgotten: 1"
     assert "yesterday" in await said(client, "remember", text="x", time="yesterday")
 
 

@@ -3,9 +3,11 @@
 import argparse
 
 from titans.cli.store_options import (
+    add_filter_options,
     add_json_option,
     add_store_options,
     as_json,
+    filter_of,
     open_memory,
     print_record,
 )
@@ -23,9 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("-n", type=whole(), default=20, help="how many records (20)")
     parser.add_argument("--beyond", metavar="ID", help="go on after this record")
-    parser.add_argument("--before", help="only from before this time (ISO 8601, exclusive)")
-    parser.add_argument("--after", help="only from this time on (ISO 8601, inclusive)")
-    parser.add_argument("--speaker", help="only what this speaker said")
+    add_filter_options(parser)
     add_store_options(parser)
     add_json_option(parser)
 
@@ -34,9 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a page of records."""
     with open_memory(args, must_exist=True) as memory:
         found = memory.records(
-            before=args.before,
-            after=args.after,
-            speaker=args.speaker,
+            **filter_of(args),
             newest_first=True,
             limit=args.n,
             beyond=args.beyond,

@@ -2,13 +2,19 @@
 
 import argparse
 
-from titans.cli.store_options import add_store_options, as_json, open_memory
+from titans.cli.store_options import (
+    add_filter_options,
+    add_store_options,
+    as_json,
+    filter_of,
+    open_memory,
+)
 from titans.cli.values import number, whole
 
 EXAMPLES = """examples:
   titans recall "What is the dog called?"
   titans recall "When do we meet?" -k 5 --after 2024-05-01 --speaker Ann --scope work
-  titans recall "dog" --threshold 0.2 --explain --json
+  titans recall "dog" --metadata '{"topic": "pets"}' --threshold 0.2 --explain --json
 """
 
 
@@ -17,9 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("query", metavar="QUERY", help="a question or a few words")
     parser.add_argument("-k", type=whole(), default=3, help="how many records (3)")
-    parser.add_argument("--before", help="only from before this time (ISO 8601, exclusive)")
-    parser.add_argument("--after", help="only from this time on (ISO 8601, inclusive)")
-    parser.add_argument("--speaker", help="only what this speaker said")
+    add_filter_options(parser)
     parser.add_argument(
         "--threshold", type=number(0, 1), help="only scores of at least this, in [0, 1]"
     )
@@ -40,9 +44,7 @@ def run(args: argparse.Namespace) -> int:
             found = memory.recall(
                 args.query,
                 args.k,
-                before=args.before,
-                after=args.after,
-                speaker=args.speaker,
+                **filter_of(args),
                 threshold=args.threshold,
                 explain=args.explain,
             )

@@ -1,9 +1,9 @@
 """`titans remember TEXT`: store a text in the text memory."""
 
 import argparse
-from typing import Any
 
 from titans.cli.store_options import add_store_options, as_json, open_memory
+from titans.cli.values import json_object
 
 EXAMPLES = """examples:
   titans remember "My dog is called Rex."
@@ -19,22 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speaker", help="who said it")
     parser.add_argument("--time", help="when, in ISO 8601; without a zone it is UTC (now)")
     parser.add_argument("--id", help="an id of your own; the same again changes nothing")
-    parser.add_argument("--metadata", type=_json_object, help="a JSON object", metavar="JSON")
+    parser.add_argument("--metadata", type=json_object, help="a JSON object", metavar="JSON")
     add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    from titans.errors import DataError
-    from titans.files import parse_json
-
-    try:
-        value = parse_json(text, "the value")
-    except DataError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is not an object like {{"topic": "dogs"}}')
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

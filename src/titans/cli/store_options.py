@@ -5,7 +5,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from titans.cli.values import json_object
 
 if TYPE_CHECKING:
     from titans.recall import Encoder, RecallConfig, Record, TextMemory
@@ -38,6 +40,24 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run Python code that a Hugging Face model brings; read it first",
     )
+
+
+def add_filter_options(parser: argparse.ArgumentParser) -> None:
+    """Declare which records are meant."""
+    parser.add_argument("--before", help="only from before this time (ISO 8601, exclusive)")
+    parser.add_argument("--after", help="only from this time on (ISO 8601, inclusive)")
+    parser.add_argument("--speaker", help="only what this speaker said")
+    parser.add_argument(
+        "--metadata",
+        type=json_object,
+        metavar="JSON",
+        help="only with these fields and values: a JSON object",
+    )
+
+
+def filter_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The records that the options mean, as arguments of the text memory."""
+    return {name: getattr(args, name) for name in ("before", "after", "speaker", "metadata")}
 
 
 def default_store() -> Path:

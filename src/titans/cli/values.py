@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -63,6 +63,20 @@ def known_device(text: str) -> "Device":
         there = ", ".join(names)
         raise argparse.ArgumentTypeError(f"torch finds no {text!r} here; there is: {there}")
     return found
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    from titans.errors import DataError
+    from titans.files import parse_json
+
+    try:
+        value = parse_json(text, "the value")
+    except DataError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not an object like {{"topic": "dogs"}}')
+    return value
 
 
 def _short(text: str) -> str:

@@ -7,6 +7,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPBearer
 
+from titans.errors import DataError
+from titans.files import parse_json
+from titans.recall.store import Scalar
 from titans.server import schemas as s
 from titans.server.caller import Caller
 from titans.server.refusal import Refusal
@@ -70,6 +73,9 @@ def router(verbs: Verbs) -> APIRouter:
         before: s.Time | None = None,
         after: s.Time | None = None,
         speaker: str | None = None,
+        metadata: Annotated[
+            str | None, Query(description="only with these fields and values: a JSON object")
+        ] = None,
         writer: str | None = None,
         trust: s.Trust | None = None,
     ) -> Any:
@@ -83,6 +89,7 @@ def router(verbs: Verbs) -> APIRouter:
             before=before,
             after=after,
             speaker=speaker,
+            metadata=_fields(metadata),
             writer=writer,
             trust=trust,
         )
@@ -167,3 +174,16 @@ def router(verbs: Verbs) -> APIRouter:
         return {"scopes": await verbs.scopes(who)}
 
     return routes
+
+
+def _fields(text: str | None) -> dict[str, Scalar] | None:
+    """The fields of metadata that a query asks for."""
+    if text is None:
+        return None
+    try:
+        value = parse_json(text, "metadata")
+    except DataError as error:
+        raise Refusal(422, "invalid", str(error)) from error
+    if not isinstance(value, dict):
+        raise Refusal(422, "invalid", 'metadata must be a JSON object like {"topic": "dogs"}')
+    return value

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from titans.files import package_version
 from titans.recall.prompt import quote, quote_name
+from titans.recall.store import Scalar
 from titans.server.caller import Caller
 from titans.server.refusal import Refusal
 from titans.server.verbs import Verbs
@@ -45,6 +46,9 @@ Text = Annotated[str, Field(min_length=1)]
 Speaker = Annotated[str | None, Field(description="who said it")]
 Before = Annotated[str | None, Field(description="only from before this time, ISO 8601")]
 After = Annotated[str | None, Field(description="only from this time on, ISO 8601")]
+Fields = Annotated[
+    dict[str, Scalar] | None, Field(description="only with these fields and values of metadata")
+]
 
 
 def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
@@ -108,10 +112,12 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
         before: Before = None,
         after: After = None,
         speaker: Speaker = None,
+        metadata: Fields = None,
         trusted_only: Annotated[bool, Field(description="only from trusted sources")] = False,
     ) -> str:
         """Find what was said earlier about something; best answers first."""
         wanted = {"k": k, "before": before, "after": after, "speaker": speaker}
+        wanted["metadata"] = metadata
         wanted["trust"] = "trusted" if trusted_only else None
         found = await verbs.recall(*who(), query, wanted)
         return lines_of(found)
@@ -125,6 +131,7 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
         before: Before = None,
         after: After = None,
         speaker: Speaker = None,
+        metadata: Fields = None,
     ) -> str:
         """List memories in the order of writing, page by page."""
         found, following = await verbs.page(
@@ -135,6 +142,7 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
             before=before,
             after=after,
             speaker=speaker,
+            metadata=metadata,
         )
         more = f"\nThere are more: cursor {quote_name(following)}" if following else ""
         return lines_of(found) + more
@@ -165,12 +173,12 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
         before: Before = None,
         after: After = None,
         speaker: Speaker = None,
+        metadata: Fields = None,
         preview: Annotated[bool, Field(description="only say what would go")] = False,
     ) -> str:
-        """Forget one memory by its id, or those of a time or speaker, for good."""
-        done = await verbs.forget(
-            *who(), id=id, before=before, after=after, speaker=speaker, preview=preview
-        )
+        """Forget one memory by its id, or those of a time, speaker or metadata, for good."""
+        wanted = {"before": before, "after": after, "speaker": speaker, "metadata": metadata}
+        done = await verbs.forget(*who(), id=id, preview=preview, **wanted)
         if preview:
             shown = lines_of(done["preview"])
             return f"{done['records']} memories would be forgotten, the first of them:\n{shown}"
