@@ -8,6 +8,7 @@ from support.parity import memory_inputs
 from titans import MemoryConfig, NeuralMemory
 from titans.ops import Gates, MemoryState, scan_memory, step
 from titans.ops.delta import scan_delta
+from titans.ops.least_squares import initial_known, scan_least_squares
 from titans.ops.online import scan_online
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -119,10 +120,11 @@ def test_the_scan_contains_a_token(which: str) -> None:
     assert torch.equal(state.weights[0][0, 0], after.weights[0][0, 0])
 
 
-@pytest.mark.parametrize("rule", ["delta", "online"])
+@pytest.mark.parametrize("rule", ["delta", "online", "least_squares"])
 def test_the_online_rules_contain_a_token(rule: str) -> None:
     (q, k, v), gates, state = tokens(depth=1)
-    scan = scan_delta if rule == "delta" else scan_online
+    scan = {"delta": scan_delta, "online": scan_online, "least_squares": scan_least_squares}[rule]
+    state = initial_known(state) if rule == "least_squares" else state
     wanted, _, _ = scan(q, k, v, gates, state)
     v = v.clone()
     v[0, 6, 1] = NAN

@@ -15,6 +15,7 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 RULES = {
     "gated delta": {"memory": {"rule": "gated_delta"}},
     "kda": {"memory": {"rule": "kda"}},
+    "least squares": {"memory": {"rule": "least_squares", "depth": 1}},
     "ttt": {"memory": {"rule": "ttt"}},
 }
 

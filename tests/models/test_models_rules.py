@@ -44,9 +44,10 @@ def test_delta_rules_match_the_published_recurrence(rule: str) -> None:
                 torch.testing.assert_close(got[row, t, head], wanted, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta", "kda"])
+@pytest.mark.parametrize("rule", ["ttt", "delta", "gated_delta", "kda", "least_squares"])
 def test_rules_stream_and_are_causal(rule: str) -> None:
-    model, ids = tiny_model("mag", memory={"rule": rule}), tiny_tokens(time=15)
+    depth = 1 if rule == "least_squares" else 2
+    model, ids = tiny_model("mag", memory={"rule": rule, "depth": depth}), tiny_tokens(time=15)
     cache = model.new_cache(2)
     with torch.no_grad():
         whole = model(ids).logits
@@ -72,8 +73,11 @@ def test_kda_forgets_by_channel_and_the_trace_has_the_mean() -> None:
         assert not torch.allclose(memory(x)[0], y)
 
 
-def test_kda_is_what_padding_and_saved_states_leave_of_it(tmp_path: Path) -> None:
-    memory = NeuralMemory(DIM * HEADS, num_heads=HEADS, rule="kda").double()
+@pytest.mark.parametrize(("rule", "width"), [("kda", None), ("least_squares", 3)])
+def test_padding_and_saved_states_change_nothing(
+    rule: str, width: int | None, tmp_path: Path
+) -> None:
+    memory = NeuralMemory(DIM * HEADS, num_heads=HEADS, rule=rule, value_dim=width).double()
     x = torch.randn(1, TIME, DIM * HEADS, dtype=torch.float64)
     padded = torch.cat((torch.randn(1, 3, DIM * HEADS, dtype=x.dtype), x), dim=1)
     mask = torch.arange(TIME + 3)[None] >= 3

@@ -14,6 +14,7 @@ from torch.func import grad, jvp, vmap
 from support.parity import OPTIONS, memory_inputs
 from titans.ops import Gates, MemoryState, ScanOptions, reference_options, scan_memory, step
 from titans.ops.delta import scan_delta
+from titans.ops.least_squares import initial_known, scan_least_squares
 from titans.ops.online import scan_online
 from titans.ops.online_layers import scan_layers
 
@@ -26,6 +27,13 @@ def layered(*tokens: object, options: ScanOptions | None = None, **more: object)
 
 def online(*tokens: object, chunk_size: int, **more: object) -> tuple:
     return scan_online(*tokens, block=chunk_size, **more)  # type: ignore[arg-type]
+
+
+def least_squares(
+    q: Tensor, k: Tensor, v: Tensor, gates: Gates, state: MemoryState, **more: object
+) -> tuple:
+    block, options = more["chunk_size"], more["options"]
+    return scan_least_squares(q, k, v, gates, initial_known(state), block=block, options=options)
 
 
 def delta(*tokens: object, chunk_size: int, options: ScanOptions) -> tuple:
@@ -58,6 +66,7 @@ SCANS: dict[str, tuple[Callable, Callable | None, int, ScanOptions]] = {
     "bounded": (online, None, 1, ScanOptions(forget_towards="initial")),
     "delta": (delta, slow_delta, 1, ScanOptions()),
     "delta by channel": (by_channel, None, 1, ScanOptions()),
+    "least squares": (least_squares, None, 1, ScanOptions(forget_towards="initial")),
     "layers": (layered, None, 2, ScanOptions()),
 }
 """Per scan: itself, a specification or None, layers, options."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from titans import ops
 from titans.errors import ConfigError, StateError
 from titans.layers.gates import MemoryGates
-from titans.layers.memory_config import DELTA_RULES, MemoryConfig, MemorySettings
+from titans.layers.memory_config import DELTA_RULES, EXACT_RULES, MemoryConfig, MemorySettings
 from titans.layers.memory_networks import LAYER_GAIN, NETWORKS, KeyProducts, mlp_parameters
 from titans.layers.memory_state import MemoryTrace, NeuralMemoryState
 from titans.layers.nonfinite import lose, without_nonfinite
@@ -25,16 +25,15 @@ from titans.layers.rows import compact_if_needed, real_columns, scatter_back, ta
 from titans.layers.short_conv import ShortConv, next_tail
 from titans.ops import Gates, MemoryState, ScanOptions
 from titans.ops.checks import check_not_empty
-from titans.ops.delta import scan_delta
+from titans.ops.delta import as_gated_delta, scan_delta
 from titans.ops.generic import NetworkMemory
+from titans.ops.least_squares import initial_known, scan_least_squares
 from titans.ops.online import scan_online
 from titans.ops.online_layers import scan_layers
 from titans.ops.state import Trace, widened
 from titans.ops.writes import may_act
 from titans.settings import check_keys
 
-SMALLEST_DECAY = 1e-6
-"""1 - alpha is kept above this where it divides."""
 PIECE_TOKENS = 4096
 """Tokens, over all rows, that the layer works on at a time."""
 
@@ -169,6 +168,8 @@ class NeuralMemory(nn.Module):
     def initial_state(self, batch: int) -> NeuralMemoryState:
         """The state before the first token of every row."""
         memory = MemoryState.from_parameters(self.initial_memory, batch)
+        if self.config.rule == "least_squares":
+            memory = initial_known(memory)
         past = max(self.config.conv_size - 1, 0)
         like = widened(self.query_proj.weight[:0])
         return NeuralMemoryState(
@@ -365,9 +366,9 @@ class NeuralMemory(nn.Module):
                 options=self.options,
             )
         if self.config.rule == "gated_delta":
-            tokens, gates = _gated_delta(tokens, gates)
-        if self.config.rule == "online":
-            scan = scan_online
+            tokens, gates = as_gated_delta(tokens, gates)
+        if self.config.rule in EXACT_RULES:
+            scan = scan_online if self.config.rule == "online" else scan_least_squares
             if self.config.depth > 1:
                 scan = partial(scan_layers, chunk_size=self.chunk_size)
             return scan(
@@ -483,17 +484,3 @@ class NeuralMemory(nn.Module):
             f"{self.dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
             f"chunk_size={self.chunk_size}"
         )
-
-
-def _gated_delta(
-    tokens: tuple[Tensor, Tensor, Tensor], gates: Gates
-) -> tuple[tuple[Tensor, Tensor, Tensor], Gates]:
-    """Tokens and gates with which our rule is Gated DeltaNet's.
-
-    It takes the error at the decayed memory, ours before the decay. With 2 theta = beta (1 - alpha)
-    and v / (1 - alpha) in place of v, both are the same.
-    """
-    queries, keys, values = tokens
-    decay = (1 - gates.forget_gate).clamp_min(SMALLEST_DECAY)
-    gates = gates._replace(step_size=gates.step_size * decay)
-    return (queries, keys, values / decay[..., None].to(values.dtype)), gates

@@ -31,7 +31,7 @@ from titans.settings import (
 
 NetworkKind = Literal["mlp", "gated", "swiglu", "factorised"]
 MemoryInit = Literal["learned", "random", "zero_first", "zero_last"]
-Rule = Literal["chunk", "online", "ttt", "delta", "gated_delta", "kda"]
+Rule = Literal["chunk", "online", "least_squares", "ttt", "delta", "gated_delta", "kda"]
 GateKind = Literal["token", "chunk", "constant"]
 Power = Annotated[float, Range(1)]
 
@@ -42,6 +42,10 @@ DELTA_RULES = ("delta", "gated_delta", "kda")
     gated_delta  M_t = a_t M_{t-1} - beta_t (a_t M_{t-1} k - v) k^T, a = 1 - alpha   Gated DeltaNet
     kda          the same with M diag(a_t), one a per channel of the key       Kimi Delta Attention
 """
+OWN_RULES = ("chunk", "online", "least_squares")
+"""Rules that leave every setting to the user; the others are baselines."""
+EXACT_RULES = ("online", "least_squares")
+"""Of these, the rules that take each token's error at that token."""
 LARGEST_STEP = 1.5
 """Of `rule: online`. The memory is a contraction up to 1.6 (docs/decisions/0006-online-rule.md)."""
 NUM_HEADS = 4
@@ -89,9 +93,11 @@ class MemoryConfig:
     """How a write changes the memory, with momentum and forgetting (Titans). online: each token
     corrects the error that the memory makes at that token, in a form that no gates can make run
     away (docs/decisions/0006-online-rule.md); `chunk_size` matters only from depth 2 on. chunk:
-    gradients at the start of each chunk. Or a published rule as a baseline, which sets most of the
-    fields below itself: ttt, delta, gated_delta, kda. None: online, and chunk with a setting that
-    only chunk has (another network, biases, `surprise_threshold`, ...)."""
+    gradients at the start of each chunk. least_squares: a matrix that fits all pairs seen, for keys
+    that resemble each other; without momentum (docs/decisions/0008-least-squares.md). Or a
+    published rule as a baseline, which sets most of the fields below itself: ttt, delta,
+    gated_delta, kda. None: online, and chunk with a setting that only chunk has (another network,
+    biases, `surprise_threshold`, ...)."""
     loss: InnerLoss = "l2"
     """What the memory minimises at each token: squared error, Huber, or the sum of |error|^p."""
     huber_delta: Positive = 1.0
@@ -125,9 +131,10 @@ class MemoryConfig:
     its own token, and cannot tell the same token in two places apart (docs/log/memory.md)."""
     step_init: NotNegative | None = None
     """Initial step, what a write comes to with the momentum that repeats it: theta / (1 - eta), or
-    with `rule: online` the share of the largest safe rate. None: 0.4 online, 0.1 otherwise."""
+    with `rule: online` the share of the largest safe rate, or with `rule: least_squares` the weight
+    of a token. None: 0.4 online, 1 for least squares, 0.1 otherwise."""
     step_max: NotNegative | None = None
-    """Largest step. None: 1.5 online, 1 otherwise."""
+    """Largest step. None: 1.5 online, 10 for least squares, 1 otherwise."""
     forgetting: bool = True
     """Forgetting (alpha in eq. 13); false: alpha = 0."""
     forget_init: Share = 5e-4
@@ -179,10 +186,12 @@ class MemoryConfig:
             self.check_network(f"network={self.network!r}")
         if self.init == "zero_first" and self.depth < 2:
             raise ConfigError("init='zero_first' needs a depth of 2 or more, got 1")
-        if self.rule == "online" and (names := self._of_chunks()):
+        if self.rule in EXACT_RULES and (names := self._of_chunks()):
             raise ConfigError(
-                f"{names[0]}={getattr(self, names[0])!r} needs rule='chunk'; got rule='online'"
+                f"{names[0]}={getattr(self, names[0])!r} needs rule='chunk'; got rule={self.rule!r}"
             )
+        if self.rule == "least_squares" and self.depth > 1:
+            raise ConfigError(f"rule='least_squares' needs a depth of 1, got {self.depth}")
         if self.written != "all" and self.rule not in ("chunk", None):
             raise ConfigError(
                 f"written={self.written!r} has no effect with rule={self.rule!r}; use all"
@@ -208,8 +217,8 @@ class MemoryConfig:
     @property
     def steps(self) -> tuple[float, float]:
         """`step_init` and `step_max`, with what None stands for."""
-        is_online = self.chosen_rule == "online"
-        start, largest = (0.4, LARGEST_STEP) if is_online else (0.1, 1.0)
+        by_rule = {"online": (0.4, LARGEST_STEP), "least_squares": (1.0, 10.0)}
+        start, largest = by_rule.get(self.chosen_rule, (0.1, 1.0))
         largest = largest if self.step_max is None else self.step_max
         return min(start, largest) if self.step_init is None else self.step_init, largest
 
@@ -225,8 +234,10 @@ class MemoryConfig:
 
     def check_network(self, network: str) -> None:
         """Refuse settings of an MLP for another network."""
-        if self.rule == "online":
-            raise ConfigError(f"rule='online' needs an MLP, and there is {network}; use 'chunk'")
+        if self.rule in EXACT_RULES:
+            raise ConfigError(
+                f"rule={self.rule!r} needs an MLP, and there is {network}; use 'chunk'"
+            )
         defaults = {f.name: f.default for f in fields(self)}
         for name in ("depth", "bias", "residual", "written"):
             if getattr(self, name) != defaults[name]:
@@ -255,6 +266,7 @@ class MemoryConfig:
             init=init,
             step_init=start,
             step_max=largest,
+            momentum=self.momentum and self.rule != "least_squares",
         )
         value_dim = chosen.value_dim or chosen.head_dim
         if value_dim != chosen.head_dim and (self.residual or self.network != "mlp"):
@@ -267,7 +279,7 @@ class MemoryConfig:
 
     def as_published(self) -> "MemoryConfig":
         """With what the rule itself sets, if it is one of the published rules."""
-        if self.rule in ("chunk", "online", None):
+        if self.rule in (*OWN_RULES, None):
             return self
         kept = {name: getattr(self, name) for name in _LEFT_OPEN}
         # The published rates: beta = 2 theta is a sigmoid; TTT-MLP's is 0.1 times a sigmoid.
@@ -294,7 +306,7 @@ class MemoryConfig:
             surprise_measure=self.surprise_measure,
             skip_unsurprising=self.surprise_threshold is not None,
             write_threshold=self.write_threshold if holds else None,
-            step_limit=None if self.chosen_rule == "online" else self.step_limit,
+            step_limit=None if self.chosen_rule in EXACT_RULES else self.step_limit,
             skip_nonfinite=self.skip_nonfinite,
             read=self.read,
             gradient=self.gradient,

@@ -37,6 +37,8 @@ from titans.ops.writes import Decision, make_trace, may_act
 
 BLOCK = 32
 """Tokens per triangular system, a power of two. Changes the speed, not the result."""
+SMALLEST_DECAY = 1e-6
+"""1 - alpha is kept above this where it divides."""
 
 
 @as_operator
@@ -81,6 +83,20 @@ def scan_delta(
     surprise = Surprise(from_rows(loss, batch), from_rows(norm, batch))
     trace = make_trace(surprise, Decision(acts, acts, acts))
     return from_rows(reads, batch).to(result_dtype), state, trace
+
+
+def as_gated_delta(
+    tokens: tuple[Tensor, Tensor, Tensor], gates: Gates
+) -> tuple[tuple[Tensor, Tensor, Tensor], Gates]:
+    """Tokens and gates with which our rule is Gated DeltaNet's.
+
+    It takes the error at the decayed memory, ours before the decay. With 2 theta = beta (1 - alpha)
+    and v / (1 - alpha) in place of v, both are the same.
+    """
+    queries, keys, values = tokens
+    decay = (1 - gates.forget_gate).clamp_min(SMALLEST_DECAY)
+    gates = gates._replace(step_size=gates.step_size * decay)
+    return (queries, keys, values / decay[..., None].to(values.dtype)), gates
 
 
 def _per_row(mask: Tensor, rows: Tensor) -> Tensor:
