@@ -130,6 +130,18 @@ def test_a_store_deleted_or_replaced_under_an_open_handle_acknowledges_nothing(p
             memory.remember("lost")
 
 
+def test_a_store_with_a_relative_path_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with TextMemory("m.db", config=HASHING) as memory:
+        memory.remember("kept")
+        monkeypatch.chdir("/")
+        memory.remember("kept, too")
+        assert memory.stats()["file_bytes"] > 0
+        assert [r.text for r in memory.recall("kept", 2)] == ["kept", "kept, too"]
+
+
 def test_a_store_without_a_file_is_refused():
     with pytest.raises(StoreError, match="nothing would be remembered"):
         TextMemory(":memory:", config=HASHING)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from titans.recall import TextMemory
+from titans.recall.text import names
 from titans.recall.text.dates import named_days, nearness
 from titans.recall.text.names import introduces, is_assistant, is_variant, resolve_speakers
 
@@ -38,6 +39,22 @@ def resolve(question: str, speakers: list[str], used: dict[str, set[str]] | None
 )
 def test_speakers_are_named_as_people_use_names(question, speakers, named):
     assert resolve(question, speakers) == named
+
+
+def test_of_many_speakers_only_those_in_the_question_are_looked_for(monkeypatch):
+    searched: list[str] = []
+    search = names.re.search
+
+    def count(pattern: str, *rest):
+        searched.append(pattern)
+        return search(pattern, *rest)
+
+    monkeypatch.setattr(names.re, "search", count)
+    many = [f"Speaker {number}" for number in range(600)]
+    assert resolve("What did speaker 77 say?", many)[0] == "Speaker 77"
+    assert len(searched) < 5
+    for asked, speaker in (("ALI", "al\u0131"), ("İpek", "ipek"), ("STRA\u017fSE", "strasse")):
+        assert resolve(f"what did {asked} say?", [speaker]) == [speaker]
 
 
 def test_another_spelling_is_no_variant_if_somebody_else_has_that_name():

@@ -37,6 +37,7 @@ class Connection(Rows):
 
     def __init__(self, path: str | Path, *, is_durable: bool = True) -> None:
         self.path = Path(path)
+        self._file = self.path.absolute()  # the process may change its folder
         self._is_durable = is_durable
         if str(path) == ":memory:":
             raise StoreError(
@@ -120,7 +121,7 @@ class Connection(Rows):
     @property
     def files(self) -> list[Path]:
         """The store's file and those that SQLite keeps beside it."""
-        return files_of(self.path)
+        return files_of(self._file)
 
     @property
     def size(self) -> int:
@@ -177,7 +178,7 @@ class Connection(Rows):
 
     def _inodes(self) -> list[tuple[int, int]]:
         """Which files these are: the store and its write-ahead log."""
-        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        files = (self._file, self._file.with_name(self._file.name + "-wal"))
         return [(found.st_dev, found.st_ino) for found in map(os.stat, files)]
 
     def _check_place(self) -> None:

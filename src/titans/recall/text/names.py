@@ -60,8 +60,12 @@ def resolve_speakers(question: str, speakers: Sequence[str], holders: Holders) -
     """The speakers that a question is about, in the order of `speakers`."""
     written: dict[str, list[str]] = {}
     parts = _parts(speakers)
+    asked = _caseless(question)
     for speaker in speakers:
-        if re.search(rf"(?<!\w){re.escape(speaker)}(?!\w)", question, re.IGNORECASE):
+        # First what is cheap: Python compiles a pattern again if there are more than it keeps.
+        if _caseless(speaker) in asked and re.search(
+            rf"(?<!\w){re.escape(speaker)}(?!\w)", question, re.IGNORECASE
+        ):
             written.setdefault(speaker, []).append(speaker)
     taken = {part for names in written.values() for name in names for part in words(name)}
     for word in dict.fromkeys(_POSSESSIVE.sub("", w) for w in _WORD.findall(question)):
@@ -80,6 +84,11 @@ def resolve_speakers(question: str, speakers: Sequence[str], holders: Holders) -
         written = {speaker: [] for speaker in _by_pronoun(question, speakers)}
     chosen = [speaker for speaker in speakers if speaker in written]
     return Named(chosen, [word for speaker in chosen for word in written[speaker]])
+
+
+def _caseless(text: str) -> str:
+    """Equal for texts that a pattern with IGNORECASE takes for equal: there i is ı and İ, too."""
+    return text.casefold().replace("i\u0307", "i").replace("\u0131", "i")
 
 
 def _parts(speakers: Sequence[str]) -> dict[str, list[str]]:
