@@ -12,6 +12,7 @@ import torch
 
 from titans import files
 from titans.errors import DataError, FileError, StateError
+from titans.recall.store import SQLiteStore
 
 SOURCE = Path(files.__file__).parent
 
@@ -65,6 +66,16 @@ def test_devices_folders_and_inputs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="file is a file, not a folder"):
         files.write_text(tmp_path / "file" / "new", "x")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_what_no_file_can_be_called_is_refused(name: str, tmp_path: Path) -> None:
+    for use in (files.write_text, files.check_target, files.append_text):
+        with pytest.raises(FileError, match="is no path"):
+            use(tmp_path / name, *["x"] * (use is not files.check_target))
+    for read in (files.read_text, SQLiteStore):
+        with pytest.raises(FileError, match="is no path"):
+            read(tmp_path / name)
 
 
 def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ DISTRIBUTION = "titans-neural-memory"
 _DIGEST = "sha256"
 """The note of a tensor file that holds the hash of all its tensors and other notes."""
 
+
+def check_path(path: str | Path) -> None:
+    """Raise `FileError` if no file can have this name: Python says so in ways of its own."""
+    try:
+        is_possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise FileError(f"{str(path)!r} is no path: it has a zero byte or half of a character")
+
+
 # Write
 
 
@@ -50,8 +61,8 @@ def check_target(path: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
     Args:
         inputs: files that the caller reads (or folders of them), which must not be overwritten.
     """
-    target = Path(path).resolve()
     with explained(path, "written"):
+        target = Path(path).resolve()
         if not target.exists():
             above = next(place for place in target.parents if place.exists())
             if not above.is_dir():
@@ -232,6 +243,7 @@ def sync_folder(folder: Path) -> None:
 @contextmanager
 def explained(path: str | Path, done: str) -> Iterator[None]:
     """Turn a failure of the file system into one line that names the path."""
+    check_path(path)
     try:
         yield
     except FileError:

@@ -1,6 +1,7 @@
 """Run the soak: all suites in turn for some minutes, or a number of trials of each."""
 
 import argparse
+import contextlib
 import sys
 import time
 from collections import Counter, defaultdict
@@ -27,10 +28,11 @@ def main() -> int:
     end = time.monotonic() + 60 * (args.minutes or 10)
     number, most = args.first, None if args.trials is None else args.first + args.trials
     # In turn, so that every suite has as many trials whenever the time is over.
-    while number != most and (most is not None or time.monotonic() < end):
-        for one in chosen:
-            driver.run_trial(one, args.seed, number, tallies[one.name])
-        number += 1
+    with contextlib.suppress(KeyboardInterrupt):  # what was done until then is shown
+        while number != most and (most is not None or time.monotonic() < end):
+            for one in chosen:
+                driver.run_trial(one, args.seed, number, tallies[one.name])
+            number += 1
     print(f"seed {args.seed}, trials {args.first} to {number - 1}")
     for one in chosen:
         driver.show(one, tallies[one.name])

@@ -132,7 +132,8 @@ def limit_memory() -> None:
 
 def call(words: list[str], given: bytes) -> tuple[int, str]:
     """Run a command in this process; returns its exit code and what it said on stderr."""
-    said, errors = io.StringIO(), io.StringIO()
+    # With bytes below, as a real stream: `titans mcp` speaks to them.
+    said, errors = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
     sys.stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
         stopping(LONG)
@@ -151,7 +152,12 @@ EXAMPLES: dict[str, list[list[str]]] = {
     "tokenizer": [["train", "corpus.jsonl", "--out", "tokenizer", "--vocab-size", "300"]],
     "plot": [["checkpoint"], ["run"]],
     "tune": [["config.yaml", "--space", "config.yaml", "--trials", "1"]],
-    "eval": [["needle", "--model", "checkpoint", "--samples", "1"], ["lm", "--text", "plain.txt"]],
+    "eval": [
+        ["needle", "--model", "checkpoint", "--samples", "1"],
+        ["lm", "--text", "plain.txt"],
+        ["s-niah", "--model", "checkpoint", "--samples", "1", "--lengths", "1k"],
+        ["locomo", "--data", "in.jsonl"],
+    ],
     "analyze": [["checkpoint", "--text", "plain.txt", "--tokens", "20"]],
     "sweep": [["config.yaml", "--plan"]],
     "remember": [["a new text", "--scope", "fuzz"], ["-"]],
@@ -166,6 +172,9 @@ EXAMPLES: dict[str, list[list[str]]] = {
         ["make", "a", "--scope", "ann", "--keys", "keys.json"],
     ],
     "mcp": [["--scope", "fuzz"]],
+    "serve": [["--port", "0", "--encoder", "hashing:16"], ["--keys", "keys.json"]],
+    "config": [["list"], ["show", "mac"]],
+    "demo": [["--secret", "Mary went to the office."]],
     "chat": [["--llm", "echo"]],
     "memory": [
         ["stats"],
@@ -188,8 +197,8 @@ def flags(parser: ArgumentParser) -> Iterator[str]:
 
 @cache
 def known_flags(command: str) -> list[str]:
-    """They do not change."""
-    return sorted(set(flags(build_parser(command))))
+    """They do not change; one that no command has is among them."""
+    return sorted({"--nonsense", *flags(build_parser(command))})
 
 
 def mangled(words: list[str], command: str, names: list[str], rng: random.Random) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from titans.errors import StoreError
+from titans.files import check_path
 from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
 from titans.recall.store.rows import Answer, Rows
 from titans.recall.store.seal import Value, seal
@@ -43,6 +44,7 @@ class Connection(Rows):
             raise StoreError(
                 "':memory:' is no file, so nothing would be remembered: give the path of a file"
             )
+        check_path(self.path)
         with self._translated("opened"):
             self._create()
             self.db = sqlite3.connect(
