@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from titans.evaluation.record import machine_name
 from titans.evaluation.runner import run_task
 from titans.files import source_commit
 from titans.recall import TextMemory, load_encoder
+from titans.recall.forgetting import Forgotten
 from titans.recall.search.fusion import STAGES, Fusion, fit_fusion, fusion_json
 from titans.recall.store import StoredPassage, StoredRecord
 from titans.recall.store.connection import files_of
@@ -124,10 +126,15 @@ def forget(folder: Path, size: int) -> dict[str, object]:
         path = _copy_of(source)
         with TextMemory(path) as memory:
             memory.stats()
-            begin = time.perf_counter()
-            done = memory.forget(f"r{number}", progress=_print_progress)
-            seconds = time.perf_counter() - begin
-            report[name] = {"replayed_writes": done.replayed, "seconds": round(seconds, 1)}
+            done: list[Forgotten] = []
+            forget_one = partial(memory.forget, f"r{number}", progress=_print_progress)
+            wall, cpu = _milliseconds(lambda f=forget_one, d=done: d.append(f()))
+            report[name] = {
+                "replayed_writes": done[0].replayed,
+                "is_complete": done[0].is_complete,
+                "wall_s": round(wall / 1000, 1),
+                "cpu_s": round(cpu / 1000, 1),
+            }
         print(file=sys.stderr)
     return report
 

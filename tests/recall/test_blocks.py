@@ -63,23 +63,27 @@ def test_an_index_from_blocks_equals_one_by_rows(tmp_path: Path):
         assert len(index.histories(np.arange(len(index)))) == 1
 
 
-def test_forgetting_drops_the_blocks_behind_it_and_they_are_made_again(tmp_path: Path):
+def test_forgetting_makes_again_the_blocks_that_held_the_record(tmp_path: Path):
     path = tmp_path / "m.db"
     with TextMemory(path, config=HASHING) as memory:
         fill(memory)
         head = memory.store.head("default")
         assert head is not None
-        scope = head.scope_id
-        kept_before = memory.store.rows_in_blocks(scope)
+        scope, ends = head.scope_id, memory.store.block_ends(head.scope_id)
+        held = memory.store.rows_in_blocks(scope)
+        blocks = dict(zip(ends, memory.store.blocks(scope), strict=True))
         memory.forget("30")
-        assert 0 < memory.store.rows_in_blocks(scope) < kept_before
-        assert memory.store.blocks_until(scope) < 31
-        memory.remember("after that", id="after")
-        assert memory.store.rows_in_blocks(scope) > 40
+        assert memory.store.block_ends(scope) == ends
+        assert memory.store.rows_in_blocks(scope) == held - 1
+        after = dict(zip(ends, memory.store.blocks(scope), strict=True))
+        assert sum(blocks[end] != after[end] for end in ends) == 1 < len(ends)
+        memory.stats()
         assert_same(memory._replica.index, by_rows(memory))
+        memory.remember("after that", id="after")
     with reopened(path) as memory:
         assert_same(memory._replica.index, by_rows(memory))
         memory.forget(before=DAY + timedelta(minutes=50))
+        assert not list(memory.store.damages())
         assert_same(reopened(path)._replica.index, by_rows(memory))
 
 

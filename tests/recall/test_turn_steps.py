@@ -155,7 +155,9 @@ def test_a_replay_is_all_writes_one_after_the_other():
     state = scope.initial_state()
     for write in writes:
         state = scope.absorb(state, write)
-    replayed = scope.replay(scope.initial_state(), writes)
+    replayed = scope.replay(
+        scope.initial_state(), Write.many_from_bytes([w.to_bytes() for w in writes], 2)
+    )
     assert replayed.position == state.position
     np.testing.assert_allclose(replayed.weights, state.weights, atol=1e-5, rtol=1e-4)
 

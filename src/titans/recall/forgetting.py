@@ -9,6 +9,7 @@ traces from its files.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 from titans.errors import DataError
 from titans.recall.neural.memory import CONTEXT, Surroundings, Write, context_pair
 from titans.recall.replica import Replica
+from titans.recall.search.blocks import renew_blocks
 from titans.recall.store import Filter, Store
 from titans.recall.text.passages import pool_passages
 
 Progress = Callable[[int, int], None]
+AT_ONCE = 1024
+"""Neural writes that are read and absorbed together."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ def forget_records(
         if seqs and replica.scope_id is not None:
             # Everything newer than the first forgotten record is replayed without it.
             _mend_context(replica, replica.scope_id, seqs)
+            blocks = store.block_ends(replica.scope_id)
             store.delete_records(replica.scope_id, seqs)
+            renew_blocks(store, replica.scope_id, replica.encoder.dim, blocks)
             replayed = rebuild(replica, replica.scope_id, progress)
     return Forgotten(len(seqs), replayed, time.perf_counter() - begin, store.is_clean)
 
@@ -133,11 +139,15 @@ def rebuild(replica: Replica, scope_id: int, progress: Progress | None) -> int:
     after = 0 if found is None else found[0]
     total = store.count_neural_writes(scope_id, after, head.last_seq)
     every = max(config.snapshot_every, total // config.keep_snapshots + 1)
-    writes = store.neural_writes(scope_id, after, head.last_seq)
-    for number, (seq, data) in enumerate(writes, 1):
-        state = neural.absorb(state, Write.from_bytes(data, neural.config.num_heads))
-        if number % every == 0 or (number == total and number >= every // 2):
-            store.save_snapshot(scope_id, seq, neural.dump(state), config.keep_snapshots)
+    writes, done, kept = store.neural_writes(scope_id, after, head.last_seq), 0, 0
+    heads = neural.config.num_heads
+    while part := list(islice(writes, AT_ONCE)):
+        state = neural.replay(state, Write.many_from_bytes([data for _, data in part], heads))
+        done += len(part)
+        # The last one is kept in any case: all processes must go on from the same bits.
+        if done - kept >= every or done == total:
+            store.save_snapshot(scope_id, part[-1][0], neural.dump(state), config.keep_snapshots)
+            kept = done
         if progress is not None:
-            progress(number, total)
+            progress(done, total)
     return total

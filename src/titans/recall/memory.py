@@ -49,7 +49,7 @@ from titans.recall.search.search import Hits, Searcher
 from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
 from titans.recall.text.passages import EncodedPassage, encode_many, encode_passages
 from titans.recall.text.words import end_of_period
-from titans.recall.writing import NewText, refuse_other_text, write_text
+from titans.recall.writing import NewText, refuse_other_text, write_texts
 
 
 class TextMemory(AbstractContextManager["TextMemory"]):
@@ -223,7 +223,7 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
 
     def _write(self, new: NewText) -> tuple[Record, Observation]:
-        done = write_text(self._replica, new)
+        (done,) = write_texts(self._replica, [new])
         assert self._replica.scope_id is not None
         links = self._linked_ids(self._replica.scope_id, [done.record])
         return to_record(done.record, links, is_new=done.is_new), done.observed

@@ -45,9 +45,10 @@ class Replica:
         self.scope_id: int | None = None
         """The scope's number in the store; None if it is not there."""
         self._generation = 0
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Know nothing of the scope, until the next refresh."""
         self.index = ScopeIndex(self.encoder.dim)
         self._state: Any = None
         self._state_seq = 0
@@ -65,7 +66,7 @@ class Replica:
         head = self.store.head(self.scope)
         found = (None, 0) if head is None else (head.scope_id, head.generation)
         if found != (self.scope_id, self._generation):
-            self._reset()
+            self.reset()
             self.scope_id, self._generation = found
         if head is not None and head.last_seq > self.index.last_seq:
             self._counts.clear()

@@ -1,9 +1,10 @@
-"""Writing a text into a scope: look around, decide, store, all in one transaction.
+"""Writing texts into a scope: look around, decide, store, all in one transaction.
 
 What is decided: how surprising the text is, whether the neural memory is written, which record it
-repeats or updates. `write_text` is the only place that adds records.
+repeats or updates. `write_texts` is the only place that adds records.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,36 +52,53 @@ class Written:
     """False if another process stored the same id and text in the meantime."""
 
 
-def write_text(replica: Replica, new: NewText) -> Written:
-    """Store a text; excludes other writers while it looks, decides and writes."""
+def write_texts(replica: Replica, texts: Sequence[NewText]) -> list[Written]:
+    """Store texts in their order and in one transaction; excludes other writers meanwhile.
+
+    A text whose id holds another text is an error after those before it are stored.
+    """
+    store, wrong = replica.store, None
+    done: list[Written] = []
+    try:
+        with store.writing(replica.scope):
+            scope_id = store.create_scope(replica.scope)
+            replica.refresh()
+            save_blocks(store, scope_id, replica.index)
+            for new in texts:
+                known = store.find(scope_id, new.id)
+                if known is not None and known.text != new.text:
+                    wrong = known
+                    break
+                done.append(_write(replica, scope_id, new, known))
+    except BaseException:
+        replica.reset()  # it has taken in what was not stored
+        raise
+    if wrong is not None:
+        raise _other_text(wrong, replica.scope)
+    return done
+
+
+def _write(replica: Replica, scope_id: int, new: NewText, known: StoredRecord | None) -> Written:
     store, config = replica.store, replica.config
-    with store.writing(replica.scope):
-        scope_id = store.create_scope(replica.scope)
-        replica.refresh()
-        observed = replica.observe(new.text, new.passages, new.time)
-        known = store.find(scope_id, new.id)
-        if known is not None:
-            refuse_other_text(known, new.text, replica.scope)
-            return Written(known, observed, is_new=False)
-        save_blocks(store, scope_id, replica.index)
-        duplicate, successor = _links(replica, new)
-        written, reason = _judge(replica, observed.surprise, duplicate is not None)
-        record = StoredRecord(
-            *(0, new.id, new.text, new.speaker, new.time, new.metadata, observed.surprise),
-            *(written, reason, duplicate, successor),
-        )
-        data = observed.write.to_bytes() if written else None
-        passages = (passage.to_stored() for passage in new.passages)
-        seq = store.add_record(scope_id, record, passages, data)
-        state = replica.neural.absorb(replica.state, observed.write) if written else None
-        snapshot_is_due = replica.writes_since_snapshot + 1 >= config.snapshot_every
-        if state is not None and snapshot_is_due:
-            snapshot = replica.neural.dump(state)
-            store.save_snapshot(scope_id, seq, snapshot, config.keep_snapshots)
-        # By query, not from memory: the index holds what a reader of the store would hold.
-        entries = store.index_entries(scope_id, seq - 1)
+    observed = replica.observe(new.text, new.passages, new.time)
+    if known is not None:
+        return Written(known, observed, is_new=False)
+    duplicate, successor = _links(replica, new)
+    written, reason = _judge(replica, observed.surprise, duplicate is not None)
+    record = StoredRecord(
+        *(0, new.id, new.text, new.speaker, new.time, new.metadata, observed.surprise),
+        *(written, reason, duplicate, successor),
+    )
+    data = observed.write.to_bytes() if written else None
+    passages = (passage.to_stored() for passage in new.passages)
+    seq = store.add_record(scope_id, record, passages, data)
+    state = replica.neural.absorb(replica.state, observed.write) if written else None
+    # By query, not from memory: the index holds what a reader of the store would hold.
+    entries = store.index_entries(scope_id, seq - 1)
     replica.advance(entries, [passage.terms for passage in new.passages], state)
-    if state is not None and snapshot_is_due:
+    if replica.writes_since_snapshot >= config.snapshot_every:
+        snapshot = replica.neural.dump(replica.state)
+        store.save_snapshot(scope_id, seq, snapshot, config.keep_snapshots)
         replica.writes_since_snapshot = 0
     return Written(record, observed)
 
@@ -88,10 +106,14 @@ def write_text(replica: Replica, new: NewText) -> Written:
 def refuse_other_text(known: StoredRecord, text: str, scope: str) -> None:
     """Raise an error if the record that has the id already holds another text."""
     if known.text != text:
-        raise DataError(
-            f"id {known.id!r} holds another text in scope {scope!r}; "
-            "records are not changed: use a new id, or forget the old record first"
-        )
+        raise _other_text(known, scope)
+
+
+def _other_text(known: StoredRecord, scope: str) -> DataError:
+    return DataError(
+        f"id {known.id!r} holds another text in scope {scope!r}; "
+        "records are not changed: use a new id, or forget the old record first"
+    )
 
 
 def _judge(replica: Replica, surprise: float, is_duplicate: bool) -> tuple[bool, str]:

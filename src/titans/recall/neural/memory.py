@@ -25,7 +25,7 @@ from titans.recall.vectors import round_half, unit, widen
 Array = NDArray[np.float32]
 CONTENT, CONTEXT = 0, 1
 """The heads of `roles="associative"`."""
-REPLAY_CHUNK = 96
+REPLAY_CHUNK = 48
 """Writes that a replay absorbs at once."""
 
 
@@ -45,8 +45,14 @@ class Write:
     @classmethod
     def from_bytes(cls, data: bytes, num_heads: int) -> "Write":
         """The inverse; float16 widened to float32."""
-        keys, values = widen(np.frombuffer(data, np.float16)).reshape(2, num_heads, -1)
+        keys, values = cls.many_from_bytes([data], num_heads)[0]
         return cls(keys, values)
+
+    @staticmethod
+    def many_from_bytes(found: Sequence[bytes], num_heads: int) -> Array:
+        """Writes as one array, as `replay` takes it."""
+        flat = widen(np.frombuffer(b"".join(found), np.float16))
+        return flat.reshape(len(found), 2, num_heads, -1)
 
     def rounded(self) -> "Write":
         """As it will be read back from the store."""
@@ -103,8 +109,9 @@ class OnlineMemory(Protocol):
         """The state after a write."""
         ...
 
-    def replay(self, state: Any, writes: Sequence[Write]) -> Any:
-        """The state after many writes; its last bits may be others than those of `absorb`."""
+    def replay(self, state: Any, writes: Array) -> Any:
+        """The state after many writes, `[writes, (key, value), heads, dim]`; its last bits may be
+        others than those of `absorb`."""
         ...
 
     def search_vector(self, y: Array, state: Any) -> Array:
@@ -180,7 +187,7 @@ class DeltaMemory:
             weights[head] -= np.outer(self._rates[head] * error, key)
         return DeltaState(weights, state.position + 1)
 
-    def replay(self, state: DeltaState, writes: Sequence[Write]) -> DeltaState:
+    def replay(self, state: DeltaState, writes: Array) -> DeltaState:
         """Many writes, a chunk at a time in closed form.
 
         With the keys K and values V of a chunk as rows, the errors E before each write solve
@@ -190,11 +197,10 @@ class DeltaMemory:
         for begin in range(0, len(writes), REPLAY_CHUNK):
             chunk = writes[begin : begin + REPLAY_CHUNK]
             for head, rate in enumerate(self._rates):
-                active = [w for w in chunk if w.values[head].any()]
-                if not active:
+                active = chunk[chunk[:, 1, head].any(1)]
+                if not len(active):
                     continue
-                keys = np.stack([w.keys[head] for w in active])
-                values = np.stack([w.values[head] for w in active])
+                keys, values = active[:, 0, head], active[:, 1, head]
                 mixing = rate * np.tril(keys @ keys.T, -1)
                 mixing.flat[:: len(active) + 1] = 1
                 errors = np.linalg.solve(mixing, keys @ weights[head].T - values)

@@ -4,7 +4,6 @@ For the preset `classic`, for checkpoints of `titans memory train`, and for conf
 own; the default one has a memory of its own (memory.py). Values come and go as arrays.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +77,10 @@ class TurnMemory:
         gates = self.turn.gates(1, active)
         return ops.step(keys, keys, values, gates, state, chunk_size=1)[1]
 
-    def replay(self, state: MemoryState, writes: Sequence[Write]) -> MemoryState:
+    def replay(self, state: MemoryState, writes: Array) -> MemoryState:
         """One after the other."""
-        for write in writes:
-            state = self.absorb(state, write)
+        for keys, values in writes:
+            state = self.absorb(state, Write(keys, values))
         return state
 
     @torch.no_grad()

@@ -1,11 +1,12 @@
 """The index of a scope in blocks: thousands of passages as one value of the store.
 
 A large scope opens in a fraction of a second from its blocks; row by row it takes seconds. Blocks
-are a copy of what the rows say, in the order of writing and without gaps, made while writing and
-dropped from the first forgotten record on. What is newer than the last block is read by row.
+are a copy of what the rows say, in the order of writing and without gaps, made while writing. Those
+that hold a forgotten record are made again. What is newer than the last block is read by row.
 """
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 from safetensors.numpy import load as load_arrays
@@ -30,11 +31,29 @@ def load_index(store: Store, scope_id: int, index: ScopeIndex) -> None:
 def save_blocks(store: Store, scope_id: int, index: ScopeIndex) -> None:
     """Add a block for every `BLOCK_ROWS` passages that have none; inside `store.writing()`."""
     seqs = index.column("seq")
-    begin = int(np.searchsorted(seqs, store.blocks_until(scope_id), side="right"))
+    ends = store.block_ends(scope_id)
+    begin = int(np.searchsorted(seqs, ends[-1], side="right")) if ends else 0
     while len(index) - begin >= BLOCK_ROWS:
         last = int(seqs[begin + BLOCK_ROWS - 1])
         end = int(np.searchsorted(seqs, last, side="right"))
         store.save_block(scope_id, last, end - begin, pack(index.rows(begin, end)))
+        begin = end
+
+
+def renew_blocks(store: Store, scope_id: int, dim: int, ends: Sequence[int]) -> None:
+    """Make the blocks again that `store.delete_records` has removed.
+
+    Args:
+        ends: the blocks that there were before (`store.block_ends`).
+    """
+    left, begin = set(store.block_ends(scope_id)), 0
+    for end in ends:
+        if end not in left:
+            index = ScopeIndex(dim)
+            index.extend(store.index_entries(scope_id, begin, end))
+            if len(index):
+                rows = pack(index.rows(0, len(index)))
+                store.save_block(scope_id, index.last_seq, len(index), rows)
         begin = end
 
 

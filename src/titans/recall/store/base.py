@@ -276,15 +276,17 @@ class Store(Protocol):
         """Remove records without a trace, with all that belongs to them.
 
         Links of the records that stay are mended: a group whose first record is gone is led by the
-        next one. Snapshots and blocks of the index go from the first of the records on. The scope's
-        generation rises.
+        next one. Snapshots go from the first of the records on, and so do the blocks of the index
+        that hold one of the records or one whose links changed. The scope's generation rises.
         """
         ...
 
     # Passages: what the index and the search load
 
-    def index_entries(self, scope_id: int, after_seq: int) -> list[IndexEntry]:
-        """The passages of the records after `after_seq`, in the order of writing."""
+    def index_entries(
+        self, scope_id: int, after_seq: int, until: int | None = None
+    ) -> list[IndexEntry]:
+        """The passages of the records in (after_seq, until], in the order of writing."""
         ...
 
     def token_vectors(self, scope_id: int, passages: Sequence[int]) -> dict[int, bytes]:
@@ -307,12 +309,12 @@ class Store(Protocol):
         """How many passages the blocks hold."""
         ...
 
-    def blocks_until(self, scope_id: int) -> int:
-        """The newest record that is in a block; 0 if none is."""
+    def block_ends(self, scope_id: int) -> list[int]:
+        """The newest record in each block, rising."""
         ...
 
     def save_block(self, scope_id: int, last_seq: int, num_rows: int, data: bytes) -> None:
-        """Add a block after the others."""
+        """Add a block of the index."""
         ...
 
     # The neural memory: a log of writes, and states at some places of it

@@ -1,8 +1,8 @@
 """One SQLite file (WAL), open: whose it is, one writer at a time, errors that say what to do.
 
 A new file is readable by its owner only. A transaction is acknowledged only if the file is still
-where it was opened. After something was forgotten the file is rewritten; if a reader is in the way,
-a mark in the file says so, and the next open or the next writer completes it.
+where it was opened. After something was forgotten its traces are removed; if a reader is in the
+way, a mark in the file says so, and the next open or the next writer completes it.
 """
 
 import errno
@@ -11,17 +11,22 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from titans.errors import StoreError
 from titans.files import check_path
+from titans.recall.store.erasure import overwrite_gaps
 from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
 from titans.recall.store.rows import Answer, Rows
-from titans.recall.store.seal import Value, seal
+from titans.recall.store.seal import Value
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for another process before it gives up."""
+FREE_SHARE = 0.25
+"""A file with more free pages than this share is written anew after forgetting, to be smaller."""
+ATTEMPTS = 5
+"""To find the log empty, after forgetting."""
 
 
 class Connection(Rows):
@@ -205,8 +210,8 @@ class Connection(Rows):
     # Forgetting for good
 
     def request_scrub(self) -> None:
-        """Have the file rewritten after this transaction; inside `writing()`."""
-        self.set_setting("scrub", f"rewrite {uuid.uuid4().hex}")
+        """Have traces in the files removed after this transaction; inside `writing()`."""
+        self.set_setting("scrub", uuid.uuid4().hex)
 
     @property
     def is_clean(self) -> bool:
@@ -214,7 +219,7 @@ class Connection(Rows):
         return self.setting("scrub") is None
 
     def _scrub(self, wait: float) -> None:
-        """Write the file anew without free pages and empty its log, if a mark asks for it.
+        """Empty the log and overwrite what the file has left of deleted rows, if a mark asks.
 
         What cannot be done now, because a process is reading or the disk is full, stays marked.
         """
@@ -223,18 +228,40 @@ class Connection(Rows):
             return
         self._wait_for_others(wait)
         # A failure leaves the mark where it is.
-        with suppress(sqlite3.Error):
-            stage, _, token = mark.partition(" ")
-            if stage == "rewrite":
+        with suppress(sqlite3.Error, OSError):
+            free = self.db.execute("PRAGMA freelist_count").fetchone()[0]
+            if free > FREE_SHARE * self.db.execute("PRAGMA page_count").fetchone()[0]:
                 self.db.execute("VACUUM")
-                stage = f"truncate {token}"
-                change = "UPDATE meta SET value = ?, checksum = ? WHERE key = 'scrub' AND value = ?"
-                self.db.execute(change, (stage, seal("scrub", stage), mark))
-            if self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0:
-                # By its token: what was forgotten meanwhile has a mark of its own.
-                done = f"truncate {token}"
-                self.db.execute("DELETE FROM meta WHERE key = 'scrub' AND value = ?", (done,))
+            # Whoever writes in between has a page in the log: then once more.
+            for _ in range(ATTEMPTS):
+                if self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    break
+                if self._overwrite(mark, wait):
+                    break
         self._wait_for_others(BUSY_SECONDS)
+
+    def _overwrite(self, mark: str, wait: float) -> bool:
+        """Overwrite traces and remove the mark, if the log is empty.
+
+        Through a connection of its own: its commit makes all others, and this one, drop the pages
+        that they know from before.
+        """
+        other = sqlite3.connect(self._file, timeout=wait, isolation_level=None)
+        with closing(other):
+            other.execute("BEGIN IMMEDIATE")
+            log = self._file.with_name(self._file.name + "-wal")
+            if log.stat().st_size or self._inodes() != self._places:
+                return False
+            if overwrite_gaps(self._file) is None:
+                other.execute("ROLLBACK")
+                other.execute("VACUUM")
+                if other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    return True
+                other.execute("BEGIN IMMEDIATE")
+            # By its token: what was forgotten meanwhile has a mark of its own.
+            other.execute("DELETE FROM meta WHERE key = 'scrub' AND value = ?", (mark,))
+            other.execute("COMMIT")
+            return True
 
 
 def files_of(path: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Deleting from a store: rows, postings, counts, and the links of the records that stay."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,16 +33,25 @@ def delete_records(store: Rows, scope_id: int, seqs: Sequence[int]) -> None:
     for table in ("passages", "neural_writes", "records"):
         query = f"DELETE FROM {table} WHERE scope = ? AND {in_gone}"
         count = store.execute(query, scope_id, gone).rowcount
-    # Blocks have no gaps, and snapshots hold all that was written before: both go from the first.
-    for table, column in (("index_blocks", "last_seq"), ("snapshots", "seq")):
-        query = f"DELETE FROM {table} WHERE scope = ? AND {column} >= ?"
-        store.execute(query, scope_id, min(seqs))
-    _mend_links(store, scope_id, seqs, updated)
+    # Snapshots hold all that was written before.
+    query = "DELETE FROM snapshots WHERE scope = ? AND seq >= ?"
+    store.execute(query, scope_id, min(seqs))
+    mended = _mend_links(store, scope_id, seqs, updated)
+    _delete_blocks(store, scope_id, [*seqs, *mended])
     query = "SELECT coalesce(max(seq), 0) FROM records WHERE scope = ?"
     last_seq = int(store.execute(query, scope_id).fetchone()[0])
     number, name, generation, _, num_records, marks = store.scope_row(scope_id)
     row = (number, name, generation + 1, last_seq, num_records - count, marks)
     store.insert("scopes", *row, replace=True)
+
+
+def _delete_blocks(store: Rows, scope_id: int, seqs: Sequence[int]) -> None:
+    """Remove the blocks of the index that hold some records."""
+    query = "SELECT last_seq FROM index_blocks WHERE scope = ? ORDER BY last_seq"
+    ends = [int(row[0]) for row in store.execute(query, scope_id).fetchall()]
+    places = {bisect_left(ends, seq) for seq in seqs}
+    condition, gone = store.among("last_seq", [ends[p] for p in places if p < len(ends)])
+    store.execute(f"DELETE FROM index_blocks WHERE scope = ? AND {condition}", scope_id, gone)
 
 
 def _delete_postings(store: Rows, passages: str, values: tuple[Any, ...]) -> None:
@@ -58,13 +68,17 @@ def _delete_postings(store: Rows, passages: str, values: tuple[Any, ...]) -> Non
 
 def _mend_links(
     store: Rows, scope_id: int, seqs: Sequence[int], updated: dict[Value, Value]
-) -> None:
+) -> list[int]:
     """Lead links past what is gone. A group whose first record is gone is led by the next one, and
     so is a chain of updates.
 
     Args:
         updated: the records that are gone -> what they updated.
+
+    Returns:
+        The seqs of the records whose links have changed.
     """
+    mended: list[int] = []
     leaders: dict[Value, Value] = {}
     heirs: dict[Value, Value] = {}
     updates, gone = store.among("successor_of", seqs)
@@ -85,5 +99,7 @@ def _mend_links(
         if first in updated:
             heir = heirs.setdefault(first, row[0])
             first = None if heir == row[0] else heir
+        mended.append(row[0])
         links = (duplicate_of, first)
         store.insert("records", *row[:place], *links, *row[place + 2 :], replace=True)
+    return mended

@@ -45,20 +45,21 @@ Value = int | float | str | bytes | None
 
 def seal(*values: Value) -> int:
     """The checksum (CRC-32) of the values of a row. Their types and lengths count as well."""
-    total = 0
+    parts: list[bytes] = []
     for value in values:
         if value is None:
-            kind, data = b"n", b""
-        elif isinstance(value, str):
+            parts.append(b"n0")
+            continue
+        if isinstance(value, str):
             kind, data = b"s", value.encode("utf-8", "surrogatepass")
         elif isinstance(value, bytes):
             kind, data = b"b", value
         elif isinstance(value, float):
             kind, data = b"f", struct.pack("<d", value)
         else:
-            kind, data = b"i", str(int(value)).encode()
-        total = zlib.crc32(data, zlib.crc32(kind + str(len(data)).encode(), total))
-    return total
+            kind, data = b"i", b"%d" % value
+        parts += (b"%b%d" % (kind, len(data)), data)
+    return zlib.crc32(b"".join(parts))
 
 
 def seal_posting(*values: int) -> int:

@@ -26,6 +26,7 @@ from titans.recall.store.base import (
 from titans.recall.store.rows import Rows
 from titans.recall.store.seal import POSTING, SEALED, Value, are_sound
 
+LAST_SEQ = 2**63 - 1
 POSTING_COLUMNS = ", ".join((*POSTING, "checksum"))
 
 
@@ -187,13 +188,16 @@ class Tables(Rows):
 
     # What the index and the neural memory load
 
-    def index_entries(self, scope_id: int, after_seq: int) -> list[IndexEntry]:
-        """The passages of the records after `after_seq`, in the order of writing."""
+    def index_entries(
+        self, scope_id: int, after_seq: int, until: int | None = None
+    ) -> list[IndexEntry]:
+        """The passages of the records in (after_seq, until], in the order of writing."""
         found: list[IndexEntry] = []
-        where = "scope = ? AND seq > ? ORDER BY seq, id"
-        rows = self.select("records", "scope = ? AND seq > ? ORDER BY seq", scope_id, after_seq)
+        where = "scope = ? AND seq > ? AND seq <= ? ORDER BY seq"
+        values = (scope_id, after_seq, LAST_SEQ if until is None else until)
+        rows = self.select("records", where, *values)
         record: StoredRecord | None = None
-        for passage in self.select("passages", where, scope_id, after_seq):
+        for passage in self.select("passages", f"{where}, id", *values):
             named: dict[str, Any] = dict(zip(SEALED["passages"], passage, strict=True))
             while record is None or record.seq != named["seq"]:
                 following = next(rows, None)
@@ -230,13 +234,13 @@ class Tables(Rows):
         query = "SELECT sum(num_rows) FROM index_blocks WHERE scope = ?"
         return int(self.execute(query, scope_id).fetchone()[0] or 0)
 
-    def blocks_until(self, scope_id: int) -> int:
-        """The newest record that is in a block; 0 if none is."""
-        query = "SELECT max(last_seq) FROM index_blocks WHERE scope = ?"
-        return int(self.execute(query, scope_id).fetchone()[0] or 0)
+    def block_ends(self, scope_id: int) -> list[int]:
+        """The newest record in each block, rising."""
+        query = "SELECT last_seq FROM index_blocks WHERE scope = ? ORDER BY last_seq"
+        return [int(row[0]) for row in self.execute(query, scope_id).fetchall()]
 
     def save_block(self, scope_id: int, last_seq: int, num_rows: int, data: bytes) -> None:
-        """Add a block after the others."""
+        """Add a block of the index."""
         self.insert("index_blocks", scope_id, last_seq, num_rows, data)
 
     def token_vectors(self, scope_id: int, passages: Sequence[int]) -> dict[int, bytes]:
