@@ -20,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.errors import DataError
+from titans.errors import ConfigError, DataError
+from titans.evaluation.baselines import Bm25, Dense, load_baseline, with_speaker
 from titans.evaluation.record import ModelCard
 from titans.files import read_text
 from titans.recall.config import RecallConfig
@@ -72,6 +73,8 @@ class Locomo(Task):
     """JSON file of LoCoMo, such as locomo10.json."""
     encoder: str = "minilm"
     """Encoder of the texts, as `titans remember` takes it."""
+    method: Literal["memory", "bm25", "dense"] = "memory"
+    """What searches: the text memory, BM25, or cosines of the encoder's vectors."""
     captions: bool = True
     """Append the caption of a shared picture to its turn, as a person would see it."""
     keep: Share = 1.0
@@ -89,6 +92,8 @@ class Locomo(Task):
         super().check_data()
         if not self._questions:
             raise DataError(f"{self.data} has no question of categories 1 to 4")
+        if self.method != "memory" and self.keep < 1:
+            raise ConfigError(f"--keep is for the text memory, not for --method {self.method}")
 
     def own_subject(self) -> "TextMemorySubject":
         """The text memory with its encoder."""
@@ -105,14 +110,28 @@ class Locomo(Task):
         outcomes = []
         for sample in samples:
             conversation, question = self._questions[sample]
-            memory = self._filled.of(conversation, lambda c=conversation: self._fill(c, subject))
-            ids = [record.id for record in memory.recall(question.text, max(CUTOFFS))]
+            ids = self._ask(conversation, question.text, subject)
             found = recall_at(ids, question.evidence)
             shares = {f"recall@{k}": float(v) for k, v in zip(CUTOFFS, found, strict=True)}
             outcomes.append({"category": float(question.category), **shares})
         if samples[-1] == cell.samples - 1:
             self._filled.close()
         return outcomes
+
+    def _ask(
+        self, conversation: Conversation, text: str, subject: "TextMemorySubject"
+    ) -> list[str]:
+        """The ids of the turns that are found for a question, best first."""
+        if self.method == "memory":
+            memory = self._filled.of(conversation, lambda: self._fill(conversation, subject))
+            return [record.id for record in memory.recall(text, max(CUTOFFS))]
+        if conversation.id not in self._baselines:
+            texts = [with_speaker(turn.speaker, turn.text) for turn in conversation.turns]
+            found = load_baseline(self.method, texts, subject.encoder)
+            self._baselines[conversation.id] = found
+        scores = self._baselines[conversation.id].scores(text)
+        order = np.argsort(-scores, kind="stable")[: max(CUTOFFS)]
+        return [conversation.turns[i].id for i in order]
 
     def scores(self, cell: Cell, outcomes: Sequence[Outcome]) -> list[Score]:
         """Recall over all questions, then by category."""
@@ -130,6 +149,10 @@ class Locomo(Task):
     @cached_property
     def _filled(self) -> "Filled":
         return Filled()
+
+    @cached_property
+    def _baselines(self) -> dict[str, Bm25 | Dense]:
+        return {}
 
     def _fill(self, conversation: Conversation, subject: "TextMemorySubject") -> "Store":
         config = RecallConfig(encoder=self.encoder)

@@ -20,6 +20,10 @@ TASKS: dict[str, tuple[str, str]] = {
         "tokens per second: train, prefill, decode; the memory's share",
     ),
     "locomo": ("titans.evaluation.locomo:Locomo", "questions about long conversations (recall)"),
+    "chats": (
+        "titans.evaluation.chats:Chats",
+        "made-up chats: people, an assistant, updates, languages (recall)",
+    ),
 }
 """Task name -> where its class is, and one line of help."""
 

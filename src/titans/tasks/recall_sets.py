@@ -183,6 +183,25 @@ def updates(seed: int, wording: int) -> Chat:
     return Chat(f"updates-{wording}-{seed}", said, asked)
 
 
+LANGUAGES = ("German", "Chinese", "Arabic", "Russian")
+
+
+def language(name: str) -> Chat:
+    """Statements in a language among English chatter, and a plain question about each: it shares a
+    word or a pair of characters with the statement."""
+    rng = random.Random(f"language {name}")
+    pairs = [line.split("|") for line in _LINES[name]]
+    texts = [text for text, _ in pairs] + CHATTER[:20]
+    rng.shuffle(texts)
+    said = [
+        Said(str(number), "Ann", text, BEGIN + timedelta(hours=number))
+        for number, text in enumerate(texts)
+    ]
+    ids = {turn.text: turn.id for turn in said}
+    asked = [Asked(question, frozenset({ids[text]})) for text, question in pairs]
+    return Chat(name, said, asked)
+
+
 def _tells(slot: Slot, values: list[str], text: str) -> bool:
     templates = [*slot.statements, *slot.changes]
     return any(text == template.format(value) for template in templates for value in values)
