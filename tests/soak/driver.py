@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-SUITES = ("kills", "training", "writers", "damage", "disks", "signals", "noise")
+SUITES = ("kills", "serving", "training", "writers", "damage", "disks", "signals", "noise")
 """The modules that declare them."""
 Trial = Callable[[Path, random.Random], str]
 SECONDS = 120.0

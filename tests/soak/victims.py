@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -19,7 +20,14 @@ DISK_CALLS = frozenset(
 """Functions written in C by which a program changes files, by their names."""
 
 
-def kill_while(work: Work, rng: random.Random, *, seconds: float, calls: int) -> list[str]:
+def kill_while(
+    work: Work,
+    rng: random.Random,
+    *,
+    seconds: float,
+    calls: int,
+    begin: Callable[[], None] | None = None,
+) -> list[str]:
     """Run `work` in a child and kill it at a moment of chance; returns what it acknowledged.
 
     Every other time it is killed before or after one of its calls to the disk, which chance alone
@@ -28,6 +36,7 @@ def kill_while(work: Work, rng: random.Random, *, seconds: float, calls: int) ->
     Args:
         seconds: how long the work takes, about.
         calls: how many calls to the disk it makes, about.
+        begin: returns when the work of a server's threads begins, and their time.
     """
     reading, writing = os.pipe()
     by_call = rng.random() < 0.5
@@ -36,9 +45,11 @@ def kill_while(work: Work, rng: random.Random, *, seconds: float, calls: int) ->
     pid = os.fork()
     if not pid:
         os.close(reading)
-        _work(work, writing, number if by_call else None, after)
+        _work(work, writing, number if by_call else None, after, is_server=begin is not None)
     os.close(writing)
     if not by_call:
+        if begin is not None:
+            begin()
         time.sleep(delay)
         os.kill(pid, signal.SIGKILL)
     with open(reading, encoding="utf-8") as pipe:
@@ -50,7 +61,7 @@ def kill_while(work: Work, rng: random.Random, *, seconds: float, calls: int) ->
     return [line.rstrip("\n") for line in lines]
 
 
-def _work(work: Work, pipe: int, number: int | None, after: bool) -> None:
+def _work(work: Work, pipe: int, number: int | None, after: bool, *, is_server: bool) -> None:
     """The child: do the work, to its end or to the call at which it dies."""
     left = number or 0
 
@@ -64,7 +75,7 @@ def _work(work: Work, pipe: int, number: int | None, after: bool) -> None:
     code = 0
     try:
         if number is not None:
-            sys.setprofile(watch)
+            (threading if is_server else sys).setprofile(watch)
         work(lambda line: acknowledge(pipe, line))
     except BaseException as error:
         sys.setprofile(None)
