@@ -91,17 +91,17 @@ def fill(path: Path, count: int) -> None:
 def cost(folder: Path, sizes: list[int], samples: int) -> dict[str, object]:
     """Latencies in milliseconds with the real encoder, one thread."""
     encoder = load_encoder("minilm")
-    texts, questions = _sentences(samples), _questions(samples)
+    texts, queries = sentences(samples), questions(samples)
     report: dict[str, object] = {}
     for size in sizes:
-        path = _copy_of(_filled(folder, size))
+        path = copy_of(filled(folder, size))
         opened = [_milliseconds(lambda p=path: _ready(p)) for _ in range(5)]
         with TextMemory(path, encoder=encoder) as memory:
             memory.recall("warm up")
             remembered = [
                 _milliseconds(lambda t=t, m=memory: m.remember(t, speaker="Ann")) for t in texts
             ]
-            asked = [_milliseconds(lambda q=q, m=memory: m.recall(q)) for q in questions]
+            asked = [_milliseconds(lambda q=q, m=memory: m.recall(q)) for q in queries]
             report[str(size)] = {
                 **_percentiles("open", opened),
                 **_percentiles("remember", remembered),
@@ -120,10 +120,10 @@ def _ready(path: Path) -> None:
 
 def forget(folder: Path, size: int) -> dict[str, object]:
     """Seconds to forget a record of a store of `size`: one of the newest, then the oldest."""
-    source = _filled(folder, size)
+    source = filled(folder, size)
     report: dict[str, object] = {"records": size}
     for name, number in (("late", size - size // 100), ("oldest", 0)):
-        path = _copy_of(source)
+        path = copy_of(source)
         with TextMemory(path) as memory:
             memory.stats()
             done: list[Forgotten] = []
@@ -144,7 +144,7 @@ def _print_progress(done: int, total: int) -> None:
         print(f"\rreplayed {done}/{total}", end="", file=sys.stderr)
 
 
-def _filled(folder: Path, size: int) -> Path:
+def filled(folder: Path, size: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{size}.db"
     if not path.exists():
@@ -152,7 +152,7 @@ def _filled(folder: Path, size: int) -> Path:
     return path
 
 
-def _copy_of(path: Path) -> Path:
+def copy_of(path: Path) -> Path:
     """A copy to write to, so that every run begins with the same store."""
     copy = path.with_name("copy.db")
     for left in files_of(copy):  # of a run that was stopped: its log does not fit a new copy
@@ -162,7 +162,7 @@ def _copy_of(path: Path) -> Path:
     return copy
 
 
-def _questions(count: int) -> list[str]:
+def questions(count: int) -> list[str]:
     """Questions of about 13 tokens."""
     rng = random.Random(2)
     who = ["my sister", "our neighbour", "the new teacher", "an old friend", "my team"]
@@ -171,7 +171,7 @@ def _questions(count: int) -> list[str]:
     return [f"{rng.choice(opening)} {rng.choice(who)} {rng.choice(what)}?" for _ in range(count)]
 
 
-def _sentences(count: int) -> list[str]:
+def sentences(count: int) -> list[str]:
     """Texts of about 25 tokens, the mean length of a turn of conversation."""
     rng = random.Random(1)
     subject = ["my sister", "our neighbour", "the new teacher", "an old friend", "my team"]

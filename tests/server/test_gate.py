@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from server.conftest import Serve, bearer, local_client
+from server.conftest import HASHING, Serve, bearer, local_client
 from titans.cli.main import main
 from titans.errors import ConfigError
-from titans.recall import TextMemory
+from titans.recall import TextMemory, load_encoder
 from titans.server import KeyRing, ServerConfig
 from titans.server.config import check_reach
 from titans.server.hub import Hub
@@ -206,8 +206,6 @@ def test_the_scope_that_was_not_used_longest_is_closed(make_app: Serve):
 
 
 def test_what_nobody_waits_for_is_finished_and_long_work_lets_others_in(tmp_path: Path):
-    from titans.recall import load_encoder
-
     async def scenario() -> list[str]:
         seen: list[str] = []
         hub = Hub(tmp_path / "m.db", None, load_encoder("hashing:64"), queue=9, open_scopes=2)
@@ -253,3 +251,33 @@ def test_keys_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_refusal_is_an_error_of_openai():
     assert Refusal(503, "busy", "wait").body()["error"]["type"] == "server_busy_error"
     assert Refusal(418, "x", "y").body()["error"]["type"] == "invalid_request_error"
+
+
+def test_reading_does_not_wait_for_a_long_write_and_sees_what_was_acknowledged(tmp_path: Path):
+    async def scenario() -> None:
+        hub = Hub(tmp_path / "m.db", HASHING, load_encoder("hashing:64"), queue=9, open_scopes=2)
+        may_end = threading.Event()
+
+        def remember(memory: TextMemory, text: str) -> None:
+            memory.remember(text)
+
+        def slow(memory: TextMemory) -> None:
+            assert may_end.wait(60)
+            memory.remember("slow")
+
+        def texts(memory: TextMemory) -> list[str]:
+            return [record.text for record in memory.records()]
+
+        await hub.run("a", remember, "first")
+        long = asyncio.ensure_future(hub.run("a", slow))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            assert await asyncio.wait_for(hub.read("a", texts), 60) == ["first"]
+        may_end.set()
+        await long
+        both = [hub.read("a", texts), hub.read("a", texts), hub.read("a", texts)]
+        assert await asyncio.gather(*both) == [["first", "slow"]] * 3
+        assert hub.pending == 0 and hub.num_open == 1
+        await hub.close()
+
+    asyncio.run(scenario())

@@ -1,13 +1,14 @@
 """Open scopes: each a text memory with a thread of its own and a queue of limited length.
 
-Calls of one scope run in their order, those of different scopes side by side. Nothing here blocks
-the event loop.
+Calls of one scope run in their order, those of different scopes side by side. Calls that only read
+may go to a second memory of the scope if the first is busy. Nothing here blocks the event loop.
 """
 
 import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -16,16 +17,30 @@ from titans.server.refusal import Refusal
 
 P = ParamSpec("P")
 R = TypeVar("R")
+SEATS = 2
+"""Memories of one scope at once: further ones cost memory, and Python runs one at a time anyway."""
 SLICE_SECONDS = 0.1
 """How long a piece of a long call keeps the others of its scope waiting, about."""
 
 
-class _Scope:
-    """A scope that is open or about to be."""
+class _Seat:
+    """A memory of a scope that is open or about to be, and the calls that wait for it or run."""
 
     def __init__(self, opening: "asyncio.Task[AsyncTextMemory]") -> None:
         self.opening = opening
         self.pending = 0
+
+
+class _Scope:
+    """A scope: the memory that does everything, and one for reading once both had work."""
+
+    def __init__(self, first: _Seat) -> None:
+        self.seats = [first]
+
+    @property
+    def pending(self) -> int:
+        """Calls that wait or run."""
+        return sum(seat.pending for seat in self.seats)
 
 
 class Hub:
@@ -72,9 +87,19 @@ class Hub:
 
         A caller that goes away gives up the result; the call is finished.
         """
+        seat = self._enter(scope).seats[0]
+        return await self._call(scope, seat, lambda memory: function(memory, *args, **kwargs))
+
+    async def read(self, scope: str, function: Callable[[TextMemory], R]) -> R:
+        """The same for a function that changes nothing: it does not wait for long calls.
+
+        It sees everything that was acknowledged before.
+        """
         entry = self._enter(scope)
-        task = asyncio.ensure_future(self._call(scope, entry, function, *args, **kwargs))
-        return await asyncio.shield(task)
+        if entry.pending and len(entry.seats) < SEATS:
+            entry.seats.append(self._open(scope))
+        seat = min(entry.seats, key=lambda seat: seat.pending)
+        return await self._call(scope, seat, function)
 
     async def run_in_slices(
         self, scope: str, steps: Callable[[TextMemory], Generator[object, None, R]]
@@ -101,27 +126,29 @@ class Hub:
             if is_done:
                 return result  # type: ignore[return-value]
 
-    async def _call(
-        self,
-        scope: str,
-        entry: _Scope,
-        function: Callable[Concatenate[TextMemory, P], R],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> R:
-        try:
+    async def _call(self, scope: str, seat: _Seat, function: Callable[[TextMemory], R]) -> R:
+        async def finish() -> R:
             try:
-                memory = await asyncio.shield(entry.opening)
-            except BaseException:
-                if self._scopes.get(scope) is entry:
-                    del self._scopes[scope]
-                raise
-            return await memory.run(function, *args, **kwargs)
-        finally:
-            entry.pending -= 1
+                try:
+                    memory = await asyncio.shield(seat.opening)
+                except BaseException:
+                    entry = self._scopes.get(scope)
+                    if entry is not None and seat in entry.seats:
+                        self._close_later(self._scopes.pop(scope))
+                    raise
+                return await memory.run(function)
+            finally:
+                seat.pending -= 1
+
+        seat.pending += 1
+        return await asyncio.shield(asyncio.ensure_future(finish()))
+
+    def _open(self, scope: str) -> _Seat:
+        opening = AsyncTextMemory.open(self.place, scope, self.config, encoder=self.encoder)
+        return _Seat(asyncio.ensure_future(opening))
 
     def _enter(self, scope: str) -> _Scope:
-        """A place in the queue of a scope, opened if need be."""
+        """A scope whose queue has room, opened if need be."""
         entry = self._scopes.get(scope)
         if entry is not None and entry.pending >= self._queue:
             raise Refusal(
@@ -132,10 +159,8 @@ class Hub:
             )
         if entry is None:
             self._make_room()
-            opening = AsyncTextMemory.open(self.place, scope, self.config, encoder=self.encoder)
-            entry = self._scopes[scope] = _Scope(asyncio.ensure_future(opening))
+            entry = self._scopes[scope] = _Scope(self._open(scope))
         self._scopes.move_to_end(scope)
-        entry.pending += 1
         return entry
 
     def _make_room(self) -> None:
@@ -153,12 +178,14 @@ class Hub:
         self._close_later(self._scopes.pop(idle))
 
     def _close_later(self, entry: _Scope) -> None:
-        async def finish() -> None:
-            await (await entry.opening).close()
+        async def finish(seat: _Seat) -> None:
+            with suppress(Exception):  # whoever called it has been told
+                await (await seat.opening).close()
 
-        task = asyncio.ensure_future(finish())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        for seat in entry.seats:
+            task = asyncio.ensure_future(finish(seat))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Let go of all scopes when the calls under way are done."""

@@ -37,6 +37,10 @@ class Verbs:
         """Some work on a scope; what goes wrong there as refusals."""
         return await self._explained(self.hub.run(scope, work))
 
+    async def look(self, scope: str, work: Callable[[TextMemory], R]) -> R:
+        """Some work on a scope that changes nothing."""
+        return await self._explained(self.hub.read(scope, work))
+
     async def call_in_slices(
         self, scope: str, steps: Callable[[TextMemory], Generator[object, None, R]]
     ) -> R:
@@ -77,7 +81,7 @@ class Verbs:
         arguments = dict(wanted)
         arguments["metadata"] = only(arguments)
         scope = caller.scope(asked)
-        found = await self.call(scope, lambda memory: memory.recall(query, **arguments))
+        found = await self.look(scope, lambda memory: memory.recall(query, **arguments))
         return [shown(answer) for answer in found]
 
     async def page(
@@ -94,7 +98,7 @@ class Verbs:
         caller.need("read")
         metadata = only(wanted)
         scope = caller.scope(asked)
-        found = await self.call(
+        found = await self.look(
             scope,
             lambda memory: memory.records(
                 **wanted,
@@ -111,7 +115,7 @@ class Verbs:
     async def get(self, caller: Caller, asked: str | None, id: str) -> dict[str, Any]:
         """One record."""
         caller.need("read")
-        return shown(await self.call(caller.scope(asked), lambda memory: _found(memory, id)))
+        return shown(await self.look(caller.scope(asked), lambda memory: _found(memory, id)))
 
     async def why(
         self, caller: Caller, asked: str | None, id: str, query: str | None
@@ -124,7 +128,7 @@ class Verbs:
             answers = memory.recall(query, WHY_DEPTH, explain=True) if query else []
             return record, chain(memory, record), answers
 
-        record, statements, answers = await self.call(caller.scope(asked), work)
+        record, statements, answers = await self.look(caller.scope(asked), work)
         ranked = [a.id for a in answers]
         rank = ranked.index(id) if id in ranked else None
         return {
@@ -177,7 +181,7 @@ class Verbs:
     async def stats(self, caller: Caller, asked: str | None) -> dict[str, Any]:
         """What the scope holds; nothing about the store as a whole."""
         caller.need("read")
-        found = await self.call(caller.scope(asked), TextMemory.stats)
+        found = await self.look(caller.scope(asked), TextMemory.stats)
         for name in ("store", "scopes", "file_bytes"):
             del found[name]
         return found
