@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"ops", "layers", "models", "tasks", "data", "training", "recall"},
     "cli": {
         *("ops", "layers", "models", "tasks", "data", "training"),
-        *("analysis", "recall", "evaluation", "server", "demo"),
+        *("analysis", "recall", "evaluation", "server", "demo", "integrations"),
     },
 }
 """Package -> packages that it may import, besides itself and `ROOT`."""

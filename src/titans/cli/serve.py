@@ -79,6 +79,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queue", type=whole(), default=64, help="calls that may wait for one scope (64)"
     )
+    parser.add_argument(
+        "--telemetry", action="store_true", help="OpenTelemetry spans, without texts; see the docs"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
             f"the server needs {error.name}: pip install 'titans-neural-memory[serve]'"
         ) from error
 
+    if args.telemetry:
+        _trace()
     config = ServerConfig(
         host=args.host,
         port=args.port,
@@ -137,6 +142,16 @@ def run(args: argparse.Namespace) -> int:
         )
         server.run(sockets=[listener])
     return 0
+
+
+def _trace() -> None:
+    try:
+        from titans.integrations.telemetry import instrument
+    except ImportError as error:
+        raise ConfigError(
+            f"--telemetry needs {error.name}: pip install 'titans-neural-memory[telemetry]'"
+        ) from error
+    instrument()
 
 
 def _model(args: argparse.Namespace) -> "TextGenerator | None":

@@ -8,6 +8,7 @@ Every call runs in one thread of its own, in the order of the calls.
 """
 
 import asyncio
+import contextvars
 import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,9 @@ def _in_thread(
 
     @functools.wraps(method)
     async def run(self: "AsyncTextMemory", *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.run(method, *args, **kwargs)
+        # By its name: what was put around the method since (telemetry.py) is called, too.
+        current: Callable[..., R] = getattr(TextMemory, method.__name__)
+        return await self.run(current, *args, **kwargs)
 
     return run
 
@@ -61,7 +64,8 @@ class AsyncTextMemory:
     ) -> R:
         """Call a function of the text memory and other arguments in the memory's thread."""
         call = functools.partial(function, self.memory, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, context.run, call)
 
     remember = _in_thread(TextMemory.remember)
     remember_many = _in_thread(TextMemory.remember_many)
