@@ -14,7 +14,10 @@ from titans.cli.main import COMMANDS, main
 from titans.recall.generator import SMOLLM_INSTALL
 from titans.recall.store import SQLiteStore
 
-OURS = ("remember", "recall", "list", "show", "forget", "export", "import", "chat", "memory")
+OURS = (
+    *("remember", "recall", "list", "show", "mark", "forget", "export", "import", "chat"),
+    "memory",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +123,41 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]):
     assert "My dog is Rex." in capsys.readouterr().out
     assert main(["show", "d"]) == 1
     assert "no record 'd'" in capsys.readouterr().err
+
+
+def test_show_tells_the_history_and_recall_goes_back(capsys: pytest.CaptureFixture[str]):
+    for year, place in ((2020, "Rome"), (2021, "Oslo")):
+        words = ["--id", place, "--time", f"{year}-01-01", "--encoder", "hashing:64"]
+        main(["remember", f"I live in {place}.", *words])
+    capsys.readouterr()
+    for at, first in (("2020-06", "Rome"), ("2022", "Oslo")):
+        assert main(["recall", "Where do I live?", "--at", at, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["id"] == first
+    for id in ("Rome", "Oslo"):
+        assert main(["show", id]) == 0
+        history = capsys.readouterr().out.split("history, oldest first:\n")[1]
+        assert [line.split()[0] for line in history.splitlines()] == ["Rome", "Oslo"]
+        main(["show", id, "--json"])
+        told = json.loads(capsys.readouterr().out)["history"]
+        assert [record["id"] for record in told] == ["Rome", "Oslo"]
+
+
+def test_mark_summary_and_expire(capsys: pytest.CaptureFixture[str]):
+    words = ["--encoder", "hashing:64", "--id"]
+    main(["remember", "I like tea.", *words, "a", "--expires", "2020-01-01"])
+    main(["remember", "I like long walks.", *words, "b", "--pin", "--importance", "0.5"])
+    main(["recall", "What do I like?"])
+    assert "tea" not in capsys.readouterr().out
+    assert main(["memory", "summary"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("1 records\nmost surprising:\nb") and "most recalled:\nb" in printed
+    main(["memory", "summary", "--json"])
+    assert json.loads(capsys.readouterr().out)["recalled"][0]["importance"] == 0.5
+    assert main(["mark", "b", "--unpin", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pinned"] is False
+    for before, gone in (([], 1), (["--before", "2999-01-01"], 1)):
+        assert main(["memory", "expire", "--json", *before]) == 0
+        assert json.loads(capsys.readouterr().out)["forgotten"] == gone
 
 
 def test_an_import_that_is_not_text_is_one_line(capsys, tmp_path: Path):

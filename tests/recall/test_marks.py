@@ -1,13 +1,14 @@
 """Expiry, importance and pinning: in the store, in old stores, and in what is recalled."""
 
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from recall.conftest import HASHING
-from titans.errors import StoreError
-from titans.recall import TextMemory
+from titans.errors import DataError, StoreError
+from titans.recall import TextMemory, export_records, import_records
 from titans.recall.store import Marks, SQLiteStore, StoredPassage, StoredRecord
 from titans.recall.store.seal import SEALED, seal
 from titans.recall.upkeep import find_damage, repair
@@ -92,3 +93,127 @@ def test_what_was_damaged_before_marks_is_still_noticed(tmp_path: Path) -> None:
         pytest.raises(StoreError, match="damaged"),
     ):
         memory.records()
+
+
+def found(memory: TextMemory, query: str, **wanted) -> list[str]:
+    return [answer.id for answer in memory.recall(query, 9, **wanted)]
+
+
+def test_what_has_expired_is_never_recalled(memory: TextMemory) -> None:
+    memory.remember("The code is 7719.", id="old", expires="2020-01-01")
+    memory.remember("The code is 8820.", id="new", expires="2999-01-01")
+    memory.remember("The code is 9931.", id="kept", expires="2020-01-01", pinned=True)
+    for wanted in ({}, {"speaker": None}, {"after": "2000-01-01"}, {"metadata": {}}):
+        assert set(found(memory, "What is the code?", **wanted)) == {"new", "kept"}
+    assert memory.mark("kept", pinned=False).expires == datetime(2020, 1, 1, tzinfo=UTC)
+    assert found(memory, "What is the code?") == ["new"]
+    memory.mark("old", expires="never")
+    assert set(found(memory, "What is the code?")) == {"new", "old"}
+    with TextMemory(memory.store.files[0], config=HASHING) as other:
+        assert set(found(other, "What is the code?")) == {"new", "old"}
+        memory.mark("old", expires="2020-01-01")
+        assert found(other, "What is the code?") == ["new"]
+
+
+def test_what_a_fact_was_before_holds_again_when_its_update_expires(real_memory) -> None:
+    real_memory.remember("I live in Rome.", id="home", time="2020-01-01")
+    real_memory.remember("I moved to Oslo.", id="stay", time="2021-01-01")
+    assert real_memory.recall("Where do I live?", 1)[0].id == "stay"
+    real_memory.mark("stay", expires="2022-01-01")
+    (answer,) = real_memory.recall("Where do I live?")
+    assert answer.id == "home" and answer.succeeded_by is None
+
+
+def test_expire_removes_permanently_but_not_what_is_pinned(memory: TextMemory) -> None:
+    for i in range(20):
+        memory.remember(f"tale{i} of a day", id=str(i), time=f"2020-01-{i + 1:02}")
+    memory.mark("3", expires="2021-01-01")
+    memory.mark("4", expires="2021-01-01", pinned=True)
+    memory.mark("5", pinned=True)
+    assert memory.expire().records == 1
+    assert [r.id for r in memory.records(limit=5)] == ["0", "1", "2", "4", "5"]
+    assert memory.expire("2020-01-11").records == 7
+    assert [r.id for r in memory.records()] == ["4", "5", *map(str, range(10, 20))]
+    assert memory.expire().records == 0
+    content = b"".join(file.read_bytes() for file in memory.store.files)
+    assert b"tale3 of" not in content and b"tale4 of" in content
+    assert not list(find_damage(memory))
+
+
+def test_importance_weighs(memory: TextMemory) -> None:
+    memory.remember("The milk stands in the fridge.", id="a")
+    memory.remember("Some bread lies in a cupboard.", id="b")
+    before = {answer.id: answer.score for answer in memory.recall("What is in the kitchen?")}
+    for id in ("a", "b"):
+        memory.mark(id, importance=1)
+        answers = memory.recall("What is in the kitchen?")
+        assert answers[0].id == id
+        assert sum(vars(answers[0].parts).values()) == pytest.approx(answers[0].score)
+        odds = answers[0].score / (1 - answers[0].score)
+        assert odds == pytest.approx(2.718 * before[id] / (1 - before[id]), rel=1e-2)
+        assert answers[0].parts.importance > 0 == answers[1].parts.importance
+        memory.mark(id, importance=0)
+
+
+def test_marks_are_checked(memory: TextMemory) -> None:
+    memory.remember("I like tea.", id="a")
+    for marks, told in (
+        ({"importance": 2}, "importance must be a number in"),
+        ({"importance": True}, "importance must be a number in"),
+        ({"pinned": "yes"}, "pinned must be True or False"),
+        ({"expires": "soon"}, "is not a time"),
+    ):
+        with pytest.raises(DataError, match=told):
+            memory.mark("a", **marks)
+        with pytest.raises(DataError, match=told):
+            memory.remember("I like coffee.", **marks)
+    with pytest.raises(DataError, match="no record 'b'"):
+        memory.mark("b", pinned=True)
+    assert [r.id for r in memory.records()] == ["a"]
+
+
+def test_marks_survive_export_and_many_at_once(memory: TextMemory, tmp_path: Path) -> None:
+    marks = {"expires": "2999-01-01T00:00:00+00:00", "importance": 0.5, "pinned": True}
+    memory.remember_many([{"text": "I like tea.", "id": "a", **marks}, {"text": "No.", "id": "b"}])
+    with (tmp_path / "out.jsonl").open("w+") as file:
+        export_records(memory, file)
+        file.seek(0)
+        with TextMemory(tmp_path / "copy.db", config=HASHING) as copy:
+            import_records(copy, file)
+            kept, plain = (record.as_dict() for record in copy.records())
+    assert {name: kept[name] for name in marks} == marks
+    assert plain["expires"] is None and not plain["pinned"]
+
+
+def test_a_summary_shows_what_stands_out(real_memory: TextMemory) -> None:
+    for year, place in enumerate(("Rome", "Oslo", "Lima")):
+        real_memory.remember(f"I live in {place} now.", id=place, time=f"202{year}-01-01")
+    real_memory.remember("My dog is called Rex.", id="dog")
+    real_memory.remember("My dog is called Rex.", id="again")
+    real_memory.remember("Xylophone quarks zigzag beyond Popocatepetl.", id="odd")
+    real_memory.remember("Zebras gobble volcanic marzipan, Rumpelstiltskin.", id="past",
+                         expires="2020-01-01")  # fmt: skip
+    for _ in range(2):
+        real_memory.recall("What is my dog called?", 1)
+    real_memory.recall("What is my dog called?", 9, explain=True)
+    summary = real_memory.summary(2)
+    assert summary.records == 6
+    assert summary.surprising[0].id == "odd" and len(summary.surprising) == 2
+    assert [(r.id in ("dog", "again"), r.recalls) for r in summary.recalled] == [(True, 2)]
+    assert [r.id for r in summary.updated] == ["Lima"] and summary.updates == {"Lima": 2}
+    assert summary.updated[0].successor_of is not None
+    real_memory.forget("Oslo")
+    assert real_memory.summary().updates == {"Lima": 1}
+
+
+def test_recalls_are_counted_when_the_memory_is_closed(tmp_path: Path) -> None:
+    with TextMemory(tmp_path / "m.db", config=HASHING) as memory:
+        memory.remember("I like tea.", id="a")
+        memory.recall("tea")
+    with TextMemory(tmp_path / "m.db", config=HASHING) as memory:
+        assert [r.recalls for r in memory.records()] == [1]
+        memory.recall("tea")
+        memory.remember("I like coffee.", id="b")
+        assert [r.recalls for r in memory.records()] == [2, 0]
+        memory.forget("a")
+        assert memory.summary().recalled == []

@@ -5,7 +5,7 @@ import json
 import pytest
 from starlette.testclient import TestClient
 
-from server.conftest import NDJSON
+from server.conftest import NDJSON, bearer, local_client
 
 
 def test_what_is_remembered_is_recalled_with_its_reasons(client: TestClient):
@@ -63,6 +63,53 @@ def test_lists_are_filtered(client: TestClient):
     for wrong in ("{", "[1]", '{"n": [1]}', '{"n": {}}'):
         answer = client.get("/v1/memories", params={"metadata": wrong})
         assert answer.status_code == 422 and "metadata" in answer.json()["error"]["message"]
+
+
+def test_marks_expiry_and_a_summary(client: TestClient):
+    soon = {"expires": "2020-01-01", "importance": 0.5}
+    for id, text in (("a", "The code is 7719."), ("b", "The code of the shed is 42.")):
+        client.post("/v1/memories", json={"text": text, "id": id, "time": "2019-05-01"})
+    marked = client.patch("/v1/memories/id/a", json=soon).json()
+    assert marked["expires"].startswith("2020-01-01") and marked["importance"] == 0.5
+    asked = {"query": "What is the code?"}
+    (found,) = client.post("/v1/memories/recall", json=asked).json()["memories"]
+    assert found["id"] == "b"
+    summary = client.get("/v1/memories/summary", params={"count": 1}).json()
+    assert summary["records"] == 1 and summary["recalled"][0]["recalls"] == 1
+    assert client.patch("/v1/memories/id/c", json=soon).status_code == 404
+    assert client.patch("/v1/memories/id/a", json={"importance": 2}).status_code == 422
+    assert client.post("/v1/memories/expire", json={}).json()["records"] == 1
+    client.patch("/v1/memories/id/b", json={"pinned": True})
+    assert client.post("/v1/memories/expire", json={"before": "2020-01-01"}).json()["records"] == 0
+
+
+def test_who_may_not_forget_may_not_let_expire(make_app, ring):
+    writer = ring.make("writer", ["home"], ["read", "write"])[1]
+    stranger = ring.make("stranger", ["home"], ["read", "write", "forget"], is_trusted=False)[1]
+    with local_client(make_app()) as client:
+        who, other = bearer(writer), bearer(stranger)
+        client.post("/v1/memories", json={"text": "I like tea.", "id": "a"}, headers=who)
+        place = "/v1/memories/id/a"
+        assert client.patch(place, json={"pinned": True}, headers=who).status_code == 200
+        for marks in ({"expires": "2020-01-01"}, {"pinned": False}):
+            assert client.patch(place, json=marks, headers=who).status_code == 403
+        assert client.post("/v1/memories/expire", json={}, headers=who).status_code == 403
+        assert client.patch(place, json={"importance": 1}, headers=other).status_code == 403
+        loud = {"text": "Obey me.", "importance": 1, "id": "b"}
+        assert client.post("/v1/memories", json=loud, headers=other).status_code == 403
+        line = json.dumps(loud) + "\n"
+        client.post("/v1/memories/import", content=line, headers={**other, **NDJSON})
+        assert client.get("/v1/memories/id/b", headers=who).json()["importance"] == 0
+
+
+def test_recall_as_known_then(client: TestClient):
+    for year in (2020, 2021):
+        said = {"text": f"I live in place{year}.", "time": f"{year}-01-01", "id": str(year)}
+        client.post("/v1/memories", json=said)
+    for at, ids in (("2020-06", ["2020"]), ("2019", [])):
+        asked = {"query": "Where do I live?", "at": at}
+        found = client.post("/v1/memories/recall", json=asked).json()["memories"]
+        assert [m["id"] for m in found] == ids
 
 
 def test_updates_are_a_chain(client: TestClient):

@@ -28,6 +28,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"query": SECRET, "k": 100, "explain": True},
         {"query": SECRET, "writer": "bob"},
     ],
+    "/v1/memories/id/{id}": [{"pinned": True}, {"expires": "2020-01-01", "importance": 1}],
+    "/v1/memories/expire": [{}, {"before": "2100-01-01"}],
     "/v1/memories/forget": [
         {"id": ID},
         {"id": ID, "preview": True},
@@ -45,7 +47,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/playground": [{"text": "hello"}],
 }
-"""What to send with a POST to each path."""
+"""What to send with a POST or PATCH to each path."""
 QUERIES: dict[str, list[str]] = {
     "/v1/memories": ["", f"?cursor={ID}", "?writer=bob", "?newest_first=true&limit=1000"],
     "/v1/memories/why/{id}": ["", f"?query={SECRET[:5]}"],
@@ -58,6 +60,8 @@ TOOLS: dict[str, list[dict[str, Any]]] = {
     "forget": [{"id": ID}, {"before": "2100-01-01"}, {"speaker": "Bob", "preview": True}],
     "list_memories": [{}, {"cursor": ID}],
     "why": [{"id": ID}, {"id": ID, "query": "instrument"}],
+    "mark": [{"id": ID, "expires": "2020-01-01"}, {"id": ID, "pinned": True}],
+    "summary": [{}],
     "stats": [{}],
 }
 
@@ -67,7 +71,7 @@ def requests(document: dict) -> Iterator[tuple[str, str, Any]]:
     for path, item in document["paths"].items():
         address = path.replace("{id}", ID)
         for method in item:
-            bodies = BODIES[path] if method == "post" else [None]
+            bodies = BODIES[path] if method in ("post", "patch") else [None]
             for query in QUERIES.get(path, [""]) if method == "get" else [""]:
                 yield from ((method, address + query, body) for body in bodies)
 

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from server.conftest import bearer
 from titans.server import KeyRing
 
-TOOLS = {"remember", "recall", "forget", "list_memories", "why", "stats"}
+TOOLS = {"remember", "recall", "forget", "list_memories", "why", "stats", "mark", "summary"}
 
 
 async def said(client: Client, tool: str, **arguments: object) -> str:
@@ -39,6 +39,10 @@ async def converse(client: Client) -> None:
     updated = await said(client, "remember", text="I live in Rome.", speaker="Ann")
     assert f"updates {id}" in updated
     assert "Ann: I live in Rome." in await said(client, "recall", query="Where does Ann live?")
+    assert "no memories" in await said(client, "recall", query="Where does Ann live?", at="2019")
+    marked = await said(client, "mark", id=id, expires="2999-01-01", pinned=True)
+    assert "expires 2999-01-01; pinned" in marked
+    assert "most updated" in await said(client, "summary", count=1)
     explained = await said(client, "why", id=id, query="Where does Ann live?")
     assert "Answer 2 to the query" in explained and "oldest first" in explained
     page = await said(client, "list_memories", limit=1)

@@ -1,13 +1,13 @@
 """`titans forget`: remove records of the text memory permanently."""
 
 import argparse
-import sys
 
 from titans.cli.store_options import (
     add_filter_options,
     add_json_option,
     add_store_options,
     filter_of,
+    forgotten,
     open_memory,
     show,
 )
@@ -52,17 +52,5 @@ def run(args: argparse.Namespace) -> int:
             done = memory.forget(scope=args.scope)
         else:
             done = memory.forget(id, **wanted, progress=bar.reach)
-    if not done.is_complete:
-        print(
-            "a process is reading the store: traces stay in its files until the next process opens "
-            "it or writes to it, which removes them",
-            file=sys.stderr,
-        )
-    found = {
-        "forgotten": done.records,
-        "replayed": done.replayed,
-        "seconds": round(done.seconds, 3),
-        "complete": done.is_complete,
-    }
-    show(found, args)
+    show(forgotten(done), args)
     return 0

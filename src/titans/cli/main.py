@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "recall": "ask the text memory",
     "list": "the records of the text memory, newest first",
     "show": "all that is known about one record",
+    "mark": "change how long a record is kept and how much it weighs",
     "forget": "remove records permanently: text, index, traces in files and in the neural memory",
     "export": "write the records of a scope as JSON lines",
     "import": "remember a file: an export of this or another program, CSV, a text",
@@ -36,7 +37,7 @@ COMMANDS: dict[str, str] = {
     "serve": "the text memory as a server: REST, an OpenAI-compatible chat, MCP, a page",
     "mcp": "the text memory as tools for an agent, over standard input and output",
     "keys": "make, list and revoke the keys of a server",
-    "memory": "upkeep of the text memory: stats, check, repair, train",
+    "memory": "upkeep of the text memory: stats, summary, expire, check, repair, train",
 }
 """Command name (and file name in this folder) -> one line of help."""
 

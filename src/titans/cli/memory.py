@@ -9,8 +9,10 @@ from titans.cli.store_options import (
     add_json_option,
     add_store_options,
     add_trust_option,
+    forgotten,
     memory_options,
     open_memory,
+    print_record,
     show,
     store_path,
 )
@@ -18,6 +20,8 @@ from titans.cli.values import LARGEST_SEED, number, whole
 
 EXAMPLES = """examples:
   titans memory stats --json
+  titans memory summary -n 3
+  titans memory expire --before 2024-01-01
   titans memory check && titans memory repair
   titans memory train --texts texts.txt --out m.safetensors --second-order --full-turn \\
       --ask-texts --learning-rate 1e-3
@@ -30,6 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     stats = _action(actions, "stats", "what a scope holds")
     stats.add_argument("--scopes", action="store_true", help="list the names of all scopes")
+    summary = _action(actions, "summary", "the most surprising, recalled and updated records")
+    summary.add_argument("-n", type=whole(1), default=5, help="how many of each (5)")
+    expire = _action(actions, "expire", "remove permanently what has expired; not what is pinned")
+    expire.add_argument("--before", metavar="TIME", help="also what was said before this time")
     _action(actions, "check", "look for damage in all scopes; exit code 1 if there is any")
     _action(actions, "repair", "put a new store with all that is sound in a damaged one's place")
     _configure_train(_action(actions, "train", "meta-train projections on texts", store=False))
@@ -75,10 +83,13 @@ def run(args: argparse.Namespace) -> int:
     """Do what was asked."""
     actions: dict[str, Callable[[argparse.Namespace], dict[str, object]]] = {
         "stats": _stats,
+        "expire": _expire,
         "check": _check,
         "repair": _repair,
         "train": _train,
     }
+    if args.action == "summary":
+        return _summary(args)
     result = actions[args.action](args)
     show(result, args)
     return int(bool(result.get("damage")))
@@ -90,6 +101,32 @@ def _stats(args: argparse.Namespace) -> dict[str, object]:
         if args.scopes:
             found["scope_names"] = memory.store.scopes()
     return found
+
+
+def _summary(args: argparse.Namespace) -> int:
+    with open_memory(args, must_exist=True) as memory:
+        found = memory.summary(args.n)
+    if args.json:
+        show(found.as_dict(), args)
+        return 0
+    print(f"{found.records} records")
+    for title, records in (
+        ("most surprising", found.surprising),
+        ("most recalled", found.recalled),
+        ("most updated", found.updated),
+    ):
+        if records:
+            print(f"{title}:")
+        for record in records:
+            print_record(record)
+    return 0
+
+
+def _expire(args: argparse.Namespace) -> dict[str, object]:
+    from titans.cli.progress import Bar
+
+    with open_memory(args, must_exist=True) as memory, Bar("replaying") as bar:
+        return forgotten(memory.expire(args.before, bar.reach))
 
 
 def _check(args: argparse.Namespace) -> dict[str, object]:

@@ -14,6 +14,7 @@ from titans.cli.values import number, whole
 EXAMPLES = """examples:
   titans recall "What is the dog called?"
   titans recall "When do we meet?" -k 5 --after 2024-05-01 --speaker Ann --scope work
+  titans recall "Where do I live?" --at 2020-06
   titans recall "dog" --metadata '{"topic": "pets"}' --threshold 0.2 --explain --json
 """
 
@@ -24,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("query", metavar="QUERY", help="a question or a few words")
     parser.add_argument("-k", type=whole(), default=3, help="how many records (3)")
     add_filter_options(parser)
+    parser.add_argument("--at", metavar="TIME", help="as known then: 2020-06-01, 2020-06 or 2020")
     parser.add_argument(
         "--threshold", type=number(0, 1), help="only scores of at least this, in [0, 1]"
     )
@@ -45,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
                 args.query,
                 args.k,
                 **filter_of(args),
+                at=args.at,
                 threshold=args.threshold,
                 explain=args.explain,
             )

@@ -3,11 +3,12 @@
 import argparse
 
 from titans.cli.store_options import add_store_options, as_json, open_memory
-from titans.cli.values import json_object
+from titans.cli.values import json_object, number
 
 EXAMPLES = """examples:
   titans remember "My dog is called Rex."
   titans remember "We meet on Friday." --speaker Ann --time 2024-05-31T14:30 --scope work
+  titans remember "The door code is 7719." --expires 2027-01-01 --importance 0.5
   echo "a text from a pipe" | titans remember - --json
 """
 
@@ -20,6 +21,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", help="when, in ISO 8601; without a zone it is UTC (now)")
     parser.add_argument("--id", help="an id of your own; the same again changes nothing")
     parser.add_argument("--metadata", type=json_object, help="a JSON object", metavar="JSON")
+    parser.add_argument("--expires", metavar="TIME", help="from when on it is not recalled")
+    parser.add_argument(
+        "--importance", type=number(0, 1), default=0.0, help="weight in scores, in [0, 1] (0)"
+    )
+    parser.add_argument("--pin", action="store_true", help="it never expires")
     add_store_options(parser)
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
@@ -38,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
             time=args.time,
             id=args.id,
             metadata=args.metadata,
+            expires=args.expires,
+            importance=args.importance,
+            pinned=args.pin,
             progress=bar.reach,
         )
     if args.json:

@@ -11,6 +11,7 @@ from titans.cli.values import json_object
 
 if TYPE_CHECKING:
     from titans.recall import Encoder, RecallConfig, Record, TextMemory
+    from titans.recall.forgetting import Forgotten
 
 
 def add_store_options(parser: argparse.ArgumentParser, *, with_scope: bool = True) -> None:
@@ -134,6 +135,27 @@ def show(values: dict[str, object], args: argparse.Namespace) -> None:
         if value is not None:
             shown = f"{value:.4g}" if isinstance(value, float) else value
             print(printable(f"{name.replace('_', ' '):<20} {shown}"))
+
+
+def forgotten(done: "Forgotten") -> dict[str, object]:
+    """What was forgotten, for `show`; a warning if it is still in the store's files."""
+    if not done.is_complete:
+        print(
+            "a process is reading the store: traces stay in its files until the next process opens "
+            "it or writes to it, which removes them",
+            file=sys.stderr,
+        )
+    return {
+        "forgotten": done.records,
+        "replayed": done.replayed,
+        "seconds": round(done.seconds, 3),
+        "complete": done.is_complete,
+    }
+
+
+def record_values(record: "Record") -> dict[str, object]:
+    """All of a record that is worth a line."""
+    return {name: value for name, value in record.as_dict().items() if name != "is_new"}
 
 
 def print_record(record: "Record") -> None:

@@ -21,6 +21,7 @@ from titans.recall.generator import load_generator as load_generator
 from titans.recall.memory import TextMemory as TextMemory
 from titans.recall.records import Recalled as Recalled
 from titans.recall.records import Record as Record
+from titans.recall.records import Summary as Summary
 from titans.recall.records import Turn as Turn
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Record",
     "Sampling",
     "ScriptedGenerator",
+    "Summary",
     "TextGenerator",
     "TextMemory",
     "Turn",

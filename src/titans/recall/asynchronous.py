@@ -72,9 +72,12 @@ class AsyncTextMemory:
     recall = _in_thread(TextMemory.recall)
     turn = _in_thread(TextMemory.turn)
     forget = _in_thread(TextMemory.forget)
+    expire = _in_thread(TextMemory.expire)
+    mark = _in_thread(TextMemory.mark)
     get = _in_thread(TextMemory.get)
     records = _in_thread(TextMemory.records)
     history = _in_thread(TextMemory.history)
+    summary = _in_thread(TextMemory.summary)
     stats = _in_thread(TextMemory.stats)
 
     async def close(self) -> None:

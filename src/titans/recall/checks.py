@@ -3,22 +3,56 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from titans.errors import DataError
 from titans.files import check_unicode
 from titans.recall.records import to_microseconds
-from titans.recall.store import Filter, Scalar
+from titans.recall.store import NO_MARKS, Filter, Marks, Scalar
 from titans.recall.text.passages import MAX_CHARS
 from titans.recall.text.words import parse_time
 
+SAID = ("text", "speaker", "time", "id", "metadata")
+FIELDS = (*SAID, "expires", "importance", "pinned")
+"""What a record is remembered with."""
+NEVER = "never"
+"""As an expiry: none."""
 
-def checked_time(text: Any, speaker: Any, time: Any, id: Any, metadata: Any) -> int:
-    """Refuse what cannot be a record; its time in microseconds."""
+
+def checked_record(
+    text: Any,
+    speaker: Any = None,
+    time: Any = None,
+    id: Any = None,
+    metadata: Any = None,
+    expires: Any = None,
+    importance: Any = 0.0,
+    pinned: Any = False,
+) -> tuple[int, Marks]:
+    """Refuse what cannot be a record; its time in microseconds, and its marks."""
     check_text(text, metadata)
     check_words(speaker=speaker, id=id)
-    return to_microseconds(datetime.now(UTC) if time is None else parse_time(time))
+    when = to_microseconds(datetime.now(UTC) if time is None else parse_time(time))
+    return when, changed_marks(NO_MARKS, expires, importance, pinned)
+
+
+def changed_marks(marks: Marks, expires: Any, importance: Any, pinned: Any) -> Marks:
+    """Marks with those that are given (not None) in the place of their own."""
+    if expires is not None:
+        end = None if expires == NEVER else to_microseconds(parse_time(expires))
+        marks = replace(marks, expires=end)
+    if importance is not None:
+        is_number = isinstance(importance, int | float) and not isinstance(importance, bool)
+        if not is_number or not 0 <= importance <= 1:
+            raise DataError(f"importance must be a number in [0, 1], got {importance!r}")
+        marks = replace(marks, importance=float(importance))
+    if pinned is not None:
+        if not isinstance(pinned, bool):
+            raise DataError(f"pinned must be True or False, got {pinned!r}")
+        marks = replace(marks, pinned=pinned)
+    return marks
 
 
 def check_text(text: Any, metadata: Any) -> None:

@@ -9,11 +9,10 @@ from typing import Any, TextIO
 
 from titans.errors import DataError, StoreError
 from titans.files import parse_json
+from titans.recall.checks import FIELDS
 from titans.recall.memory import TextMemory
 from titans.recall.records import Record
 from titans.recall.text.words import parse_time
-
-FIELDS = ("id", "text", "speaker", "time", "metadata")
 
 
 def export_records(memory: TextMemory, file: TextIO) -> int:
@@ -42,7 +41,7 @@ def exporting(memory: TextMemory) -> Generator[tuple[str, bool], None, None]:
         yield json.dumps({"persistent": text}, ensure_ascii=False) + "\n", False
     for record in records:
         values = record.as_dict()
-        line = {name: values[name] for name in FIELDS if values[name] is not None}
+        line = {name: values[name] for name in FIELDS if values[name] not in (None, 0)}
         yield json.dumps(line, ensure_ascii=False) + "\n", True
 
 
@@ -70,12 +69,12 @@ def import_records(
 def importing(
     memory: TextMemory,
     lines: Iterable[str],
-    stamp: Callable[[dict[str, Any] | None], dict[str, Any]] | None = None,
+    stamp: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values,
 ) -> Generator[int, None, int]:
     """`import_records` step by step: the number of each line when it is in.
 
     Args:
-        stamp: makes the metadata of a record from that of its line.
+        stamp: makes the values of a record from those of its line.
     """
     known = _Contents(memory.records())
     new = 0
@@ -90,8 +89,7 @@ def importing(
                 added.append(values["persistent"])
             continue
         try:
-            if stamp is not None:
-                values["metadata"] = stamp(values.get("metadata"))
+            values = stamp(values)
             if values.get("id") or not known.claim(values):
                 new += memory.remember(values.pop("text"), **values).is_new
         except DataError as error:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +40,18 @@ class Forgotten:
     still hold the old text: the next process that opens the store or writes to it removes it."""
 
 
+class Due(NamedTuple):
+    """What need not be kept: what has expired now, and what was said before a time. Nothing that
+    is pinned. Times in microseconds."""
+
+    now: int
+    before: int | None = None
+
+
 def forget_records(
-    replica: Replica, which: str | Filter, *, progress: Progress | None = None
+    replica: Replica, which: str | Filter | Due, *, progress: Progress | None = None
 ) -> Forgotten:
-    """Forget one record by its id, or all that a filter means."""
+    """Forget one record by its id, all that a filter means, or all that is due."""
     begin = time.perf_counter()
     store, replayed = replica.store, 0
     with store.writing(replica.scope):
@@ -70,14 +79,29 @@ def forget_scope(store: Store, scope: str) -> Forgotten:
     return Forgotten(count, 0, time.perf_counter() - begin, store.is_clean)
 
 
-def _chosen(replica: Replica, which: str | Filter) -> list[int]:
+def _chosen(replica: Replica, which: str | Filter | Due) -> list[int]:
     store, scope_id = replica.store, replica.scope_id
+    if isinstance(which, Due):
+        return [] if scope_id is None else due_seqs(replica, which)
     if isinstance(which, Filter):
         return [] if scope_id is None else store.find_seqs(scope_id, which)
     found = None if scope_id is None else store.find(scope_id, which)
     if found is None:
         raise DataError(f"there is no record {which!r} in scope {replica.scope!r}")
     return [found.seq]
+
+
+def due_seqs(replica: Replica, due: Due) -> list[int]:
+    """The records that are due, rising."""
+    index, scope_id = replica.index, replica.scope_id
+    assert scope_id is not None
+    seqs, expired = index.column("seq"), index.expired(due.now)
+    found = set[int]() if expired is None else set(seqs[expired].tolist())
+    if due.before is not None:
+        marks = replica.store.marks(scope_id, 0)
+        old = seqs[index.column("time") < due.before].tolist()
+        found.update(seq for seq in old if not (seq in marks and marks[seq].pinned))
+    return sorted(found)
 
 
 def _mend_context(replica: Replica, scope_id: int, seqs: list[int]) -> None:

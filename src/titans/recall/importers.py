@@ -15,7 +15,7 @@ from typing import Any
 
 from titans.errors import DataError
 from titans.files import parse_json
-from titans.recall.exchange import FIELDS
+from titans.recall.checks import FIELDS, SAID
 
 KNOWN = (
     "lines with `text` (titans export), OpenAI messages, exports of ChatGPT, Claude or mem0, the "
@@ -128,8 +128,8 @@ def _from_csv(content: str, name: str) -> Iterator[dict[str, Any]]:
     if "text" not in (rows.fieldnames or []):
         raise DataError(f"{name} has no column text; its columns: {rows.fieldnames}")
     for row in rows:
-        more = {key: value for key, value in row.items() if key and key not in FIELDS and value}
-        known = {field: row.get(field) or None for field in FIELDS if field != "metadata"}
+        more = {key: value for key, value in row.items() if key and key not in SAID and value}
+        known = {field: row.get(field) or None for field in SAID if field != "metadata"}
         yield {**known, "metadata": more or None}
 
 

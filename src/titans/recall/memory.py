@@ -10,31 +10,32 @@ memory (neural.py) if it is surprising enough. A store may be open in several pr
 
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from titans.errors import DataError, StoreError
 from titans.recall import forgetting
 from titans.recall.chat import ChatSession
 from titans.recall.checks import (
+    FIELDS,
     as_filter,
+    changed_marks,
     check_count,
     check_query,
     check_text,
     check_words,
-    checked_time,
+    checked_record,
 )
 from titans.recall.config import RecallConfig, neural_from_json, neural_to_json
 from titans.recall.encoder import Encoder, is_built_in, load_encoder
 from titans.recall.generator import TextGenerator
 from titans.recall.neural.memory import Observation, load_online_memory
+from titans.recall.reader import ScopeReader
 from titans.recall.records import (
     Recalled,
     Record,
@@ -46,13 +47,13 @@ from titans.recall.replica import Replica
 from titans.recall.search.assembly import Assembly
 from titans.recall.search.fusion import load_fusion
 from titans.recall.search.search import Hits, Searcher
-from titans.recall.store import Filter, Scalar, Store, StoredRecord, open_store
+from titans.recall.store import NO_MARKS, Filter, Scalar, Store, open_store
 from titans.recall.text.passages import EncodedPassage, encode_many, encode_passages
 from titans.recall.text.words import end_of_period
 from titans.recall.writing import NewText, refuse_other_text, write_texts
 
 
-class TextMemory(AbstractContextManager["TextMemory"]):
+class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
     """A scope of a store: `remember`, `recall`, `turn`, `forget`.
 
     Args:
@@ -126,7 +127,12 @@ class TextMemory(AbstractContextManager["TextMemory"]):
 
     def close(self) -> None:
         """Let go of the file. Everything acknowledged is on disk already."""
-        self.store.close()
+        try:
+            # How often something was recalled is worth no error.
+            with self._lock, suppress(StoreError):
+                self._save_recalls()
+        finally:
+            self.store.close()
 
     # Remember
 
@@ -138,6 +144,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         time: datetime | str | None = None,
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
+        expires: datetime | str | None = None,
+        importance: float = 0.0,
+        pinned: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Record:
         """Store a text and write it into the neural memory if it is surprising.
@@ -146,17 +155,19 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             time: when it was said; without a zone it is UTC; now by default.
             id: the same id and text again change nothing; with another text it is an error.
             metadata: anything JSON can hold.
+            expires: from when on it is not recalled; `expire` then removes it permanently.
+            importance: in [0, 1]; 1 multiplies the odds behind its scores by 2.7.
+            pinned: it never expires.
             progress: called with (passages encoded, passages to encode) of a long text.
         """
-        when = checked_time(text, speaker, time, id, metadata)
-        record_id = id or uuid.uuid4().hex
+        given = {"text": text, "speaker": speaker, "time": time, "id": id, "metadata": metadata}
+        given |= {"expires": expires, "importance": importance, "pinned": pinned}
+        checked_record(**given)
         with self._lock:
-            known = self._known(record_id, text) if id else None
-            if known is not None:
-                return known
-            passages = encode_passages(self.encoder, self.config.pooling, speaker, text, progress)
-            new = NewText(record_id, text, speaker, when, metadata, passages)
-            return self._write(new)[0]
+            pooling = self.config.pooling
+            return self._remember(
+                given, lambda: encode_passages(self.encoder, pooling, speaker, text, progress)
+            )
 
     def remember_many(
         self,
@@ -170,18 +181,17 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             progress: called with (records stored, records to store).
         """
         wanted = list(records)
-        known = ("text", "speaker", "time", "id", "metadata")
         for number, values in enumerate(wanted, 1):
             if not isinstance(values, Mapping):
                 raise DataError(f"record {number} must be a mapping with a text, got {values!r}")
-            unknown = sorted(map(str, set(values) - set(known)))
+            unknown = sorted(map(str, set(values) - set(FIELDS)))
             if unknown or "text" not in values:
                 raise DataError(
-                    f"record {number} must have a text and otherwise only {', '.join(known[1:])}; "
+                    f"record {number} must have a text and otherwise only {', '.join(FIELDS[1:])}; "
                     f"unknown: {', '.join(unknown) or 'none'}"
                 )
             try:
-                checked_time(*(values.get(name) for name in known))
+                checked_record(**values)
             except DataError as error:
                 raise DataError(f"record {number}: {error}") from error
         found: list[Record] = []
@@ -191,26 +201,24 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             with self._lock:
                 encoded = encode_many(self.encoder, self.config.pooling, texts)
             for values, passages in zip(part, encoded, strict=True):
-                found.append(self._remember_encoded(values, passages))
+                with self._lock:
+                    found.append(self._remember(values, lambda encoded=passages: encoded))
                 if progress is not None:
                     progress(len(found), len(wanted))
         return found
 
-    def _remember_encoded(
-        self, values: Mapping[str, Any], passages: list[EncodedPassage]
+    def _remember(
+        self, given: Mapping[str, Any], encode: Callable[[], list[EncodedPassage]]
     ) -> Record:
         """`remember` with its arguments as a mapping, checked already."""
-        text, speaker, id, metadata = (
-            values.get(name) for name in ("text", "speaker", "id", "metadata")
-        )
-        assert isinstance(text, str)
-        when = checked_time(text, speaker, values.get("time"), id, metadata)
-        with self._lock:
-            known = self._known(id, text) if id else None
-            if known is not None:
-                return known
-            new = NewText(id or uuid.uuid4().hex, text, speaker, when, metadata, passages)
-            return self._write(new)[0]
+        text, id = given["text"], given.get("id")
+        when, marks = checked_record(**given)
+        known = self._known(id, text) if id else None
+        if known is not None:
+            return known
+        speaker, metadata = given.get("speaker"), given.get("metadata")
+        new = NewText(id or uuid.uuid4().hex, text, speaker, when, metadata, encode(), marks)
+        return self._write(new)[0]
 
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
@@ -252,7 +260,8 @@ class TextMemory(AbstractContextManager["TextMemory"]):
             at: as known then: a time, or all of a day, month or year ("2024-05-31", "2024-05",
                 "2024"). Later records do not exist, and "yesterday" is counted from it.
             threshold: only records whose `score` is at least this; 0 or None drops nothing.
-            explain: say for each record what every feature contributed.
+            explain: say for each record what every feature contributed; this look does not count
+                as a recall.
         """
         check_count(1, k=k)
         check_query(query, threshold)
@@ -266,7 +275,10 @@ class TextMemory(AbstractContextManager["TextMemory"]):
         with self._lock, self.store.reading():
             self._replica.refresh()
             hits = self._searcher.search(query, wanted, today)
-            return Assembly(self._replica, explain).build(hits, k, threshold or 0.0, exclude=None)
+            found = Assembly(self._replica, explain).build(hits, k, threshold or 0.0, exclude=None)
+            if not explain:
+                self._replica.recalls.update(answer.id for answer in found)
+            return found
 
     def search(self, query: str) -> Hits:
         """Every candidate passage with its features: what `recall` ranks (to fit or to study)."""
@@ -329,7 +341,9 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 memories = Assembly(self._replica, explain=False).build(
                     hits, count + len(said), self.config.threshold, exclude=record.id
                 )
-        return record, [m for m in memories if m.text not in said][:count]
+            found = [m for m in memories if m.text not in said][:count]
+            self._replica.recalls.update(answer.id for answer in found)
+        return record, found
 
     # Forget
 
@@ -367,124 +381,43 @@ class TextMemory(AbstractContextManager["TextMemory"]):
                 self._replica, wanted if id is None else id, progress=progress
             )
 
-    # Looking around
-
-    def get(self, id: str) -> Record | None:
-        """A record by its id."""
-        check_words(id=id)
-        with self._lock, self.store.reading():
-            head = self.store.head(self.scope)
-            found = None if head is None else self.store.find(head.scope_id, id)
-            if head is None or found is None:
-                return None
-            return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
-
-    def successor(self, id: str) -> Record | None:
-        """The statement that updates a record."""
-        with self._lock, self.store.reading():
-            head = self.store.head(self.scope)
-            found = None if head is None else self.store.find(head.scope_id, id)
-            if head is None or found is None:
-                return None
-            after = self.store.successor_id(head.scope_id, found.seq)
-        return None if after is None else self.get(after)
-
-    def history(self, id: str) -> list[Record]:
-        """How what a record states has changed: all statements of it, oldest first."""
-        with self._lock, self.store.reading():
-            self._replica.refresh()
-            scope_id, index = self._replica.scope_id, self._replica.index
-            found = None if scope_id is None else self.store.find(scope_id, id)
-            if scope_id is None or found is None:
-                raise DataError(f"there is no record {id!r} in scope {self.scope!r}")
-            rows = np.flatnonzero(index.column("seq") == found.seq)
-            facts = np.isin(index.column("fact"), index.column("fact")[rows])
-            seqs = np.unique(index.column("seq")[facts]).tolist()
-            stated = self.store.records(scope_id, seqs)
-            ids = {seq: record.id for seq, record in stated.items()}
-            ordered = sorted(stated.values(), key=lambda record: (record.time, record.seq))
-            return [to_record(record, ids, is_new=False) for record in ordered]
-
-    def records(
+    def expire(
         self,
-        *,
         before: datetime | str | None = None,
-        after: datetime | str | None = None,
-        speaker: str | None = None,
-        metadata: Mapping[str, Scalar] | None = None,
-        newest_first: bool = False,
-        limit: int | None = None,
-        beyond: str | None = None,
-    ) -> list[Record]:
-        """The records of the scope in the order of writing: all, or those that are wanted.
+        progress: Callable[[int, int], None] | None = None,
+    ) -> forgetting.Forgotten:
+        """Forget permanently what has expired, as `forget` does. What is pinned stays.
 
         Args:
-            before: only records from before this time (exclusive).
-            after: only records from this time on (inclusive).
-            metadata: only records whose metadata has these fields with these values.
-            newest_first: in the reverse order.
-            limit: no more than this many.
-            beyond: the id of a record; only those that come after it in this order (for pages).
+            before: also what was said before this time.
+            progress: called with (records replayed, records to replay).
         """
-        wanted = as_filter(before, after, speaker, metadata)
-        check_words(beyond=beyond)
-        if limit is not None:
-            check_count(0, limit=limit)
-        with self._lock, self.store.reading():
-            head = self.store.head(self.scope)
-            if head is None:
-                return []
-            last = None if beyond is None else self.store.find(head.scope_id, beyond)
-            if beyond is not None and last is None:
-                raise DataError(f"there is no record {beyond!r} to go on from: list from the start")
-            listed = self.store.list_records(
-                head.scope_id,
-                wanted,
-                newest_first=newest_first,
-                limit=limit,
-                beyond=None if last is None else last.seq,
-            )
-            found = list(listed)
-            ids = self._linked_ids(head.scope_id, found)
-            return [to_record(record, ids, is_new=False) for record in found]
+        said = as_filter(before, None, None, None).before
+        due = forgetting.Due(to_microseconds(datetime.now(UTC)), said)
+        with self._lock:
+            return forgetting.forget_records(self._replica, due, progress=progress)
 
-    def stats(self) -> dict[str, Any]:
-        """How much the scope holds and how surprised it was."""
-        with self._lock, self.store.reading():
-            self._replica.refresh()
-            number = self._replica.scope_id
-            counts = self.store.counts(number) if number is not None else {"records": 0}
-            surprise = self._replica.index.column("surprise")
-            return {
-                "store": str(self.store.name),
-                "scope": self.scope,
-                "scopes": len(self.store.scopes()),
-                "encoder": self.store.setting("encoder"),
-                **counts,
-                "mean_surprise": float(surprise.mean()) if len(surprise) else None,
-                "gate": self._replica.gate(),
-                "neural_state_bytes": self.neural.size(self._replica.state),
-                "file_bytes": self.store.size,
-            }
+    def mark(
+        self,
+        id: str,
+        *,
+        expires: datetime | str | None = None,
+        importance: float | None = None,
+        pinned: bool | None = None,
+    ) -> Record:
+        """Change how long a record is kept and how much it weighs; None leaves a mark as it is.
 
-    @property
-    def persistent_texts(self) -> list[str]:
-        """Texts that stand in every prompt of this scope."""
-        with self._lock, self.store.reading():
-            head = self.store.head(self.scope)
-            return [] if head is None else self.store.persistent_texts(head.scope_id)
-
-    @persistent_texts.setter
-    def persistent_texts(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            check_text(text, None)
+        Args:
+            expires: "never" takes the expiry away.
+        """
+        changed_marks(NO_MARKS, expires, importance, pinned)
+        check_words(id=id)
         with self._lock, self.store.writing(self.scope):
-            self.store.set_persistent_texts(self.store.create_scope(self.scope), texts)
-
-    def _linked_ids(self, scope_id: int, records: list[StoredRecord]) -> dict[int, str]:
-        linked = {s for r in records for s in (r.duplicate_of, r.successor_of) if s is not None}
-        found = self.store.records(scope_id, sorted(linked))
-        return {seq: record.id for seq, record in found.items()}
+            scope_id, found = self._stored(id)
+            marks = changed_marks(found.marks, expires, importance, pinned)
+            self.store.set_marks(scope_id, found.seq, marks)
+            found = replace(found, marks=marks)
+            return to_record(found, self._linked_ids(scope_id, [found]), is_new=False)
 
 
 BULK_RECORDS, BULK_CHARS = 256, 100_000

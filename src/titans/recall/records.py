@@ -28,12 +28,42 @@ class Record:
     """The id of the text that said the same before."""
     successor_of: str | None = None
     """The id of the statement that this one updates."""
+    expires: datetime | None = None
+    """From when on it is not recalled, unless it is pinned."""
+    importance: float = 0.0
+    pinned: bool = False
+    recalls: int = 0
+    """How often it was recalled."""
     is_new: bool = True
     """False if the record was there already."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self), "time": self.time.isoformat()}
+        expires = None if self.expires is None else self.expires.isoformat()
+        return {**asdict(self), "time": self.time.isoformat(), "expires": expires}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What stands out in a scope: its statements, without repetitions and what has expired."""
+
+    records: int
+    surprising: list[Record]
+    """The most surprising when they were said, in nats."""
+    recalled: list[Record]
+    """Those that were recalled most often."""
+    updated: list[Record]
+    """The latest statements of the facts that were updated most often."""
+    updates: dict[str, int]
+    """How often each of these facts was updated, by the id of the latest statement."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        lists = {
+            name: [record.as_dict() for record in getattr(self, name)]
+            for name in ("surprising", "recalled", "updated")
+        }
+        return {"records": self.records, **lists, "updates": self.updates}
 
 
 @dataclass(frozen=True)
@@ -52,6 +82,8 @@ class ScoreParts:
     time: float = 0.0
     """Said when the query asks for, or telling when."""
     recency: float = 0.0
+    importance: float = 0.0
+    """Marked as important."""
     memory: float = 0.0
     """What the neural memory answers, where it alone decides (the preset `classic`)."""
 
@@ -117,6 +149,10 @@ def from_microseconds(value: int) -> datetime:
     return _EPOCH + timedelta(microseconds=value)
 
 
+def _time(value: int | None) -> datetime | None:
+    return None if value is None else from_microseconds(value)
+
+
 def to_record(stored: StoredRecord, ids: dict[int, str], is_new: bool = True) -> Record:
     """A stored record as users see it.
 
@@ -134,5 +170,9 @@ def to_record(stored: StoredRecord, ids: dict[int, str], is_new: bool = True) ->
         reason=stored.reason,
         duplicate_of=None if stored.duplicate_of is None else ids.get(stored.duplicate_of),
         successor_of=None if stored.successor_of is None else ids.get(stored.successor_of),
+        expires=_time(stored.marks.expires),
+        importance=stored.marks.importance,
+        pinned=stored.marks.pinned,
+        recalls=stored.recalls,
         is_new=is_new,
     )

@@ -4,6 +4,7 @@ The store is the truth; a replica is a copy of what searching and writing need o
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,11 +46,14 @@ class Replica:
         self.scope_id: int | None = None
         """The scope's number in the store; None if it is not there."""
         self._generation = 0
+        self.recalls: Counter[str] = Counter()
+        """By id, how often records were recalled, as far as the store does not know of it."""
         self.reset()
 
     def reset(self) -> None:
         """Know nothing of the scope, until the next refresh."""
         self.index = ScopeIndex(self.encoder.dim)
+        self._marks = 0
         self._state: Any = None
         self._state_seq = 0
         self.writes_since_snapshot = 0
@@ -74,6 +78,9 @@ class Replica:
         if head is not None and head.num_records != self.index.num_records:
             found = f"{head.num_records} records, {self.index.num_records} were found"
             raise self._damage(f"scope {self.scope!r} has {found}")
+        if head is not None and head.marks != self._marks:
+            self.index.mark(self.store.marks(head.scope_id, self._marks))
+            self._marks = head.marks
 
     def _damage(self, found: str) -> StoreError:
         return StoreError(
@@ -96,6 +103,14 @@ class Replica:
         if missing := set(passages) - found.keys():
             raise self._damage(f"the words of passage {min(missing)} are missing")
         return [found[passage] for passage in passages]
+
+    def save_recalls(self) -> None:
+        """Tell the store what was recalled; inside `store.writing()`."""
+        if self.scope_id is not None:
+            found = {id: self.store.find(self.scope_id, id) for id in self.recalls}
+            recalls = {r.seq: self.recalls[id] for id, r in found.items() if r is not None}
+            self.store.count_recalls(self.scope_id, recalls)
+        self.recalls.clear()
 
     @property
     def state(self) -> Any:

@@ -16,7 +16,7 @@ from titans.recall.neural.memory import Observation
 from titans.recall.replica import Replica
 from titans.recall.search.blocks import save_blocks
 from titans.recall.search.index import BARE
-from titans.recall.store import StoredRecord
+from titans.recall.store import NO_MARKS, Marks, StoredRecord
 from titans.recall.text.facts import topics
 from titans.recall.text.links import SUCCESSOR_COSINE, Statement, judge_link
 from titans.recall.text.passages import IS_OUTSIDE, EncodedPassage
@@ -40,6 +40,7 @@ class NewText:
     """Microseconds since 1970, UTC."""
     metadata: dict[str, Any] | None
     passages: list[EncodedPassage]
+    marks: Marks = NO_MARKS
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def write_texts(replica: Replica, texts: Sequence[NewText]) -> list[Written]:
         with store.writing(replica.scope):
             scope_id = store.create_scope(replica.scope)
             replica.refresh()
+            replica.save_recalls()
             save_blocks(store, scope_id, replica.index)
             for new in texts:
                 known = store.find(scope_id, new.id)
@@ -87,7 +89,7 @@ def _write(replica: Replica, scope_id: int, new: NewText, known: StoredRecord | 
     written, reason = _judge(replica, observed.surprise, duplicate is not None)
     record = StoredRecord(
         *(0, new.id, new.text, new.speaker, new.time, new.metadata, observed.surprise),
-        *(written, reason, duplicate, successor),
+        *(written, reason, duplicate, successor, new.marks),
     )
     data = observed.write.to_bytes() if written else None
     passages = (passage.to_stored() for passage in new.passages)

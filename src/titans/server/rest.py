@@ -100,6 +100,11 @@ def router(verbs: Verbs) -> APIRouter:
         """One memory."""
         return await verbs.get(who, asked, id)
 
+    @routes.patch("/memories/id/{id:path}", response_model=s.Memory)
+    async def mark(id: s.RecordId, body: s.Marks, who: Who, asked: Asked) -> Any:
+        """Change how long a memory is kept and how much it weighs."""
+        return await verbs.mark(who, asked, id, body.model_dump())
+
     @routes.get("/memories/why/{id:path}", response_model=s.Reasons)
     async def why(
         id: s.RecordId,
@@ -121,6 +126,20 @@ def router(verbs: Verbs) -> APIRouter:
     async def forget(body: s.Forget, who: Who, asked: Asked) -> Any:
         """Forget one memory, those that are wanted, or the scope; or see what would go."""
         return await verbs.forget(who, asked, **body.model_dump())
+
+    @routes.post("/memories/expire", response_model=s.Forgotten)
+    async def expire(body: s.Expire, who: Who, asked: Asked) -> Any:
+        """Forget for good what has expired; what is pinned stays."""
+        return await verbs.expire(who, asked, body.before)
+
+    @routes.get("/memories/summary", response_model=s.Summary)
+    async def summary(
+        who: Who,
+        asked: Asked,
+        count: Annotated[int, Query(ge=1, le=100, description="how many of each")] = 5,
+    ) -> Any:
+        """The most surprising, most recalled and most updated memories."""
+        return await verbs.summary(who, asked, count)
 
     @routes.get("/memories/stats", response_model=s.Stats)
     async def stats(who: Who, asked: Asked) -> Any:

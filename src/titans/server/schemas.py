@@ -48,6 +48,9 @@ class NewMemory(Given):
     metadata: dict[str, Any] | None = Field(
         None, description="anything JSON can hold; names beginning with titans. are the server's"
     )
+    expires: Time | None = Field(None, description="from when on it is not recalled")
+    importance: float = Field(0.0, ge=0, le=1, description="weight in scores; trusted keys only")
+    pinned: bool = Field(False, description="it never expires; trusted keys only")
 
 
 class NewMemories(Given):
@@ -76,6 +79,10 @@ class Memory(Provenance):
     reason: str
     duplicate_of: str | None = Field(description="the memory that said the same before")
     successor_of: str | None = Field(description="the statement that this one updates")
+    expires: datetime | None = Field(description="from when on it is not recalled")
+    importance: float
+    pinned: bool
+    recalls: int = Field(description="how often it was recalled, as far as it is on disk")
     is_new: bool
 
 
@@ -83,6 +90,24 @@ class Memories(BaseModel):
     """Several memories."""
 
     memories: list[Memory]
+
+
+class Marks(Given):
+    """How long a memory is kept and how much it weighs; null leaves a mark as it is."""
+
+    expires: Time | None = Field(None, description="from when on it is not recalled; or never")
+    importance: float | None = Field(None, ge=0, le=1)
+    pinned: bool | None = Field(None, description="whether it never expires")
+
+
+class Summary(BaseModel):
+    """What stands out in a scope."""
+
+    records: int
+    surprising: list[Memory] = Field(description="the most surprising when they were said")
+    recalled: list[Memory] = Field(description="those that were recalled most often")
+    updated: list[Memory] = Field(description="latest statements of what was updated most often")
+    updates: dict[str, int] = Field(description="how often, by the id of the latest statement")
 
 
 class Page(Memories):
@@ -109,6 +134,9 @@ class Query(Wanted):
 
     query: str = Field(min_length=1, examples=["What is the dog called?"])
     k: int = Field(3, ge=1, le=100, description="how many memories")
+    at: Time | None = Field(
+        None, description="as known then: a time, a day, a month (2024-05) or a year"
+    )
     threshold: float | None = Field(None, ge=0, le=1, description="only scores of at least this")
     explain: bool = Field(False, description="what every feature contributed to the score")
 
@@ -121,6 +149,7 @@ class Parts(BaseModel):
     speaker: float
     time: float
     recency: float
+    importance: float
     memory: float
 
 
@@ -177,6 +206,12 @@ class Forget(Given):
     trust: Trust | None = None
     all: bool = Field(False, description="the whole scope, its name included")
     preview: bool = Field(False, description="only say what would go")
+
+
+class Expire(Given):
+    """What to forget: all that has expired."""
+
+    before: Time | None = Field(None, description="also what was said before this time")
 
 
 class Forgotten(BaseModel):

@@ -43,6 +43,7 @@ WRITES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_worl
 DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 
 Text = Annotated[str, Field(min_length=1)]
+Importance = Annotated[float, Field(ge=0, le=1, description="weight in scores")]
 Speaker = Annotated[str | None, Field(description="who said it")]
 Before = Annotated[str | None, Field(description="only from before this time, ISO 8601")]
 After = Annotated[str | None, Field(description="only from this time on, ISO 8601")]
@@ -93,9 +94,12 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
         speaker: Speaker = None,
         time: Annotated[str | None, Field(description="when it was said, ISO 8601 (now)")] = None,
         metadata: Annotated[dict[str, Any] | None, Field(description="to find it by")] = None,
+        expires: Annotated[str | None, Field(description="until when, ISO 8601 (always)")] = None,
+        importance: Importance = 0.0,
     ) -> str:
         """Remember a statement for good."""
         given = {"text": text, "speaker": speaker, "time": time, "metadata": metadata}
+        given |= {"expires": expires, "importance": importance}
         (record,) = await verbs.remember(*who(), [given])
         links = [
             f"{says} {quote_name(record[name])}"
@@ -113,10 +117,13 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
         after: After = None,
         speaker: Speaker = None,
         metadata: Fields = None,
+        at: Annotated[
+            str | None, Field(description="as known then: 2024-05-31, 2024-05 or 2024")
+        ] = None,
         trusted_only: Annotated[bool, Field(description="only from trusted sources")] = False,
     ) -> str:
         """Find what was said earlier about something; best answers first."""
-        wanted = {"k": k, "before": before, "after": after, "speaker": speaker}
+        wanted = {"k": k, "before": before, "after": after, "speaker": speaker, "at": at}
         wanted["metadata"] = metadata
         wanted["trust"] = "trusted" if trusted_only else None
         found = await verbs.recall(*who(), query, wanted)
@@ -165,6 +172,33 @@ def make_tools(verbs: Verbs, *, scope: str | None = None) -> MCPServer:
             why = f"score {answer['score']:.2f}: {quote(answer['why'])}"
             lines.append(f"Answer {found['rank']} to the query, {why}")
         return "\n".join(lines)
+
+    @server.tool(annotations=DESTROYS, structured_output=False)
+    @_refusing
+    async def mark(
+        id: Text,
+        expires: Annotated[
+            str | None, Field(description="from when on it is not recalled, ISO 8601; or never")
+        ] = None,
+        importance: Importance | None = None,
+        pinned: Annotated[bool | None, Field(description="whether it never expires")] = None,
+    ) -> str:
+        """Change how long a memory is kept and how much it weighs."""
+        marks = {"expires": expires, "importance": importance, "pinned": pinned}
+        return lines_of([await verbs.mark(*who(), id, marks)])
+
+    @server.tool(annotations=READS, structured_output=False)
+    @_refusing
+    async def summary(
+        count: Annotated[int, Field(ge=1, le=50, description="how many of each")] = 5,
+    ) -> str:
+        """What stands out: the most surprising, most recalled and most updated memories."""
+        found = await verbs.summary(*who(), count)
+        parts = [f"{found['records']} memories"]
+        for name in ("surprising", "recalled", "updated"):
+            if found[name]:
+                parts.append(f"The most {name}. {lines_of(found[name])}")
+        return "\n".join(parts)
 
     @server.tool(annotations=DESTROYS, structured_output=False)
     @_refusing
@@ -220,6 +254,10 @@ def _line(memory: dict[str, Any]) -> str:
         notes.append(f"score {memory['score']:.2f}")
     if memory["writer"]:
         notes.append(f"{memory['trust']}, written by {quote_name(memory['writer'])}")
+    if memory.get("expires"):
+        notes.append(f"expires {memory['expires'][:10]}")
+    if memory.get("pinned"):
+        notes.append("pinned")
     if memory.get("succeeded_by"):
         notes.append(f"updated by {quote_name(memory['succeeded_by'])}")
     return f"[{memory['time'][:10]}] {who}{said} <{'; '.join(notes)}>"

@@ -22,6 +22,8 @@ R = TypeVar("R")
 RESERVED = "titans."
 KEY, TRUST = "titans.key", "titans.trust"
 """Fields of the metadata that say who wrote a record."""
+WEIGHTS = ("importance", "pinned")
+"""What only trusted keys may give a record."""
 SHOWN_BEFORE_FORGETTING = 20
 WHY_DEPTH = 100
 """Ranks among which `why` looks for a memory."""
@@ -69,6 +71,8 @@ class Verbs:
         """Remember texts in their order; all are checked before the first is stored."""
         caller.need("write")
         scope = caller.scope(asked)
+        if any(text.get(name) for text in texts for name in WEIGHTS):
+            _need_trust(caller)
         stamped = [{**text, "metadata": stamp(caller, text.get("metadata"))} for text in texts]
         found = await self.call(scope, lambda memory: memory.remember_many(stamped))
         return [shown(record) for record in found]
@@ -126,7 +130,7 @@ class Verbs:
         def work(memory: TextMemory) -> tuple[Record, list[Record], list[Recalled]]:
             record = _found(memory, id)
             answers = memory.recall(query, WHY_DEPTH, explain=True) if query else []
-            return record, chain(memory, record), answers
+            return record, memory.history(id), answers
 
         record, statements, answers = await self.look(caller.scope(asked), work)
         ranked = [a.id for a in answers]
@@ -137,6 +141,38 @@ class Verbs:
             "rank": None if rank is None else rank + 1,
             "answer": None if rank is None else shown(answers[rank]),
         }
+
+    async def mark(
+        self, caller: Caller, asked: str | None, id: str, marks: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Change how long a record is kept and how much it weighs."""
+        caller.need("write")
+        _need_trust(caller)
+        if marks.get("expires") is not None or marks.get("pinned") is False:
+            # What expires is removed: whoever may not forget may not have it forgotten.
+            caller.need("forget")
+
+        def work(memory: TextMemory) -> Record:
+            _found(memory, id)
+            return memory.mark(id, **marks)
+
+        return shown(await self.call(caller.scope(asked), work))
+
+    async def expire(self, caller: Caller, asked: str | None, before: str | None) -> dict[str, Any]:
+        """Forget what has expired, and what was said before a time; not what is pinned."""
+        caller.need("forget")
+        done = await self.call(caller.scope(asked), lambda memory: memory.expire(before))
+        return {**asdict(done), "preview": None}
+
+    async def summary(self, caller: Caller, asked: str | None, count: int) -> dict[str, Any]:
+        """What stands out in a scope."""
+        caller.need("read")
+        found = await self.call(caller.scope(asked), lambda memory: memory.summary(count))
+        lists = {
+            name: [shown(record) for record in getattr(found, name)]
+            for name in ("surprising", "recalled", "updated")
+        }
+        return {"records": found.records, **lists, "updates": found.updates}
 
     async def forget(
         self,
@@ -204,8 +240,13 @@ class Verbs:
         """Remember every line of an export; how many were new. The writer is the caller."""
         caller.need("write")
 
+        def stamped(values: dict[str, Any]) -> dict[str, Any]:
+            if not caller.is_trusted:
+                values = {name: value for name, value in values.items() if name not in WEIGHTS}
+            return {**values, "metadata": stamp(caller, values.get("metadata"), quiet=True)}
+
         def steps(memory: TextMemory) -> Generator[object, None, int]:
-            return importing(memory, lines, lambda values: stamp(caller, values, quiet=True))
+            return importing(memory, lines, stamped)
 
         return await self.call_in_slices(caller.scope(asked), steps)
 
@@ -265,17 +306,16 @@ def shown(found: Record | Recalled) -> dict[str, Any]:
     values["writer"], values["trust"] = metadata.pop(KEY, None), metadata.pop(TRUST, None)
     values["metadata"] = metadata or None
     values["time"] = found.time.isoformat()
+    if isinstance(found, Record) and found.expires is not None:
+        values["expires"] = found.expires.isoformat()
     return values
 
 
-def chain(memory: TextMemory, record: Record) -> list[Record]:
-    """The statements that update each other, oldest first; the record alone if there are none."""
-    found = [record]
-    while found[0].successor_of and (before := memory.get(found[0].successor_of)):
-        found.insert(0, before)
-    while (after := memory.successor(found[-1].id)) is not None:
-        found.append(after)
-    return found
+def _need_trust(caller: Caller) -> None:
+    if not caller.is_trusted:
+        raise Refusal(
+            403, "untrusted", "an untrusted key cannot mark or pin memories: use a trusted one"
+        )
 
 
 def _check_exists(memory: TextMemory) -> None:

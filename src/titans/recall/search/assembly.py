@@ -7,7 +7,7 @@ import numpy as np
 from titans.recall.records import Recalled, ScoreParts, from_microseconds
 from titans.recall.replica import Replica
 from titans.recall.search.features import FEATURES, PARTS
-from titans.recall.search.fusion import RECENCY_WEIGHT
+from titans.recall.search.fusion import IMPORTANCE_WEIGHT, RECENCY_WEIGHT
 from titans.recall.search.search import Hits
 from titans.recall.store import StoredRecord
 from titans.recall.text.passages import split_passages
@@ -80,6 +80,7 @@ class Assembly:
             part: max(sum(value[name] for name in names), 0.0) for part, names in PARTS.items()
         }
         for_it["recency"] = RECENCY_WEIGHT * recency
+        for_it["importance"] = IMPORTANCE_WEIGHT * float(hits.importance[place])
         total = sum(for_it.values())
         return ScoreParts(**{part: score * share / total for part, share in for_it.items()})
 

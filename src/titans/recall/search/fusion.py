@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RECENCY_WEIGHT = 0.05
 """Of recency in [0, 1], in the units of the logistic function: it decides between equals."""
+IMPORTANCE_WEIGHT = 1.0
+"""Of a record's importance in [0, 1]: 1 multiplies the odds that it answers by 2.7. Set."""
 EXACT_WEIGHT = 4.0
 """Of a rare word of the question found as it is. Set, not fitted: the questions of the fit hold
 hardly any, and a passage with the number asked for must outrank all that only look like it."""

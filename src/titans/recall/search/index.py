@@ -1,23 +1,27 @@
 """The part of a scope that lives in RAM: vectors and what the features need, one row per passage.
 
 Rows stand in the order of writing, so neighbours in time are neighbours here. Arrays grow by
-doubling; a row is never changed. Loaded from the store when a scope is opened (in blocks,
+doubling; of a row only its marks change. Loaded from the store when a scope is opened (in blocks,
 blocks.py), and kept up to date with what other processes write.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from titans.recall.store import IndexEntry
+from titans.recall.store import IndexEntry, Marks
 from titans.recall.vectors import widen
 
 SMALL_DIM = 64
 """Width of each of the two projections for the first pass of a search over a large scope."""
 FIRST_PASS = 1024
 """Rows that the first pass picks."""
+NEVER = np.iinfo(np.int64).max
+"""When a record without an expiry expires."""
+NOT_IN_BLOCKS = ("fact", "expires", "importance")
+"""Columns that may change, or that rest on other rows."""
 IN_CONTEXT, BARE = 0, 1
 """The two vectors of a passage."""
 
@@ -56,7 +60,10 @@ class ScopeIndex:
             "small": np.empty((0, min(SMALL_DIM, dim // 2)), np.float32),
             "small_more": np.empty((0, min(SMALL_DIM, dim // 2)), np.float32),
             "fact": np.empty(0, np.int64),
+            "expires": np.empty(0, np.int64),
+            "importance": np.empty(0, np.float32),
         }
+        self._first_expiry = NEVER
         self._told_again: set[int] = set()
         self._bases = _small_bases(dim)
         self._sum = np.zeros(dim, np.float64)
@@ -103,12 +110,29 @@ class ScopeIndex:
         codes = [self.speakers.setdefault(name, len(self.speakers)) for name in rows.speakers]
         # The last code is that of passages without a speaker: -1.
         self._arrays["speaker"][begin:end] = np.array([*codes, -1])[columns["speaker"]]
+        self._arrays["expires"][begin:end] = NEVER
+        self._arrays["importance"][begin:end] = 0
         self._size = end
         # A record is never divided between two calls.
         self.num_records += len(np.unique(columns["seq"]))
         # Exact, and so the same in any order: multiples of 2^-24 below 1, added in float64.
         self._sum += rows.total
         self._join_facts(begin)
+
+    def mark(self, marks: Mapping[int, Marks]) -> None:
+        """Take in the marks of some records, by seq."""
+        marked, seqs = np.array(sorted(marks), np.int64), self.column("seq")
+        begins, ends = (np.searchsorted(seqs, marked, side) for side in ("left", "right"))
+        for seq, begin, end in zip(marked.tolist(), begins, ends, strict=True):
+            found = marks[seq]
+            expires = NEVER if found.pinned or found.expires is None else found.expires
+            self._first_expiry = min(self._first_expiry, expires)
+            self.column("expires")[begin:end] = expires
+            self.column("importance")[begin:end] = found.importance
+
+    def expired(self, now: int) -> NDArray[np.bool_] | None:
+        """Per passage whether its record has expired; None if none has."""
+        return self.column("expires") <= now if self._first_expiry <= now else None
 
     def _join_facts(self, begin: int) -> None:
         """Give the rows from `begin` on the fact of the record that they update or repeat.
@@ -139,7 +163,7 @@ class ScopeIndex:
 
     def rows(self, begin: int, end: int) -> Columns:
         """Some passages by column, as `append` takes them."""
-        names = [name for name in self._arrays if name != "fact"]
+        names = [name for name in self._arrays if name not in NOT_IN_BLOCKS]
         columns = {name: self._arrays[name][begin:end].copy() for name in names}
         used = sorted({int(code) for code in columns["speaker"]} - {-1})
         by_code = list(self.speakers)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titans.recall.neural.memory import Observation
+from titans.recall.records import to_microseconds
 from titans.recall.replica import Replica
 from titans.recall.search.features import (
     BASE,
@@ -25,7 +26,13 @@ from titans.recall.search.features import (
     window_matrix,
     window_rows,
 )
-from titans.recall.search.fusion import RECENCY_WEIGHT, REPLACED_PENALTY, Fusion, prior_shift
+from titans.recall.search.fusion import (
+    IMPORTANCE_WEIGHT,
+    RECENCY_WEIGHT,
+    REPLACED_PENALTY,
+    Fusion,
+    prior_shift,
+)
 from titans.recall.search.index import BARE, ScopeIndex
 from titans.recall.search.lexical import idf, lexical_scores
 from titans.recall.store import Filter
@@ -60,6 +67,7 @@ class Hits:
     contributions: NDArray[np.float32]
     """Of each feature to the sum behind the score."""
     recency: NDArray[np.float32]
+    importance: NDArray[np.float32]
     allowed: NDArray[np.bool_] | None = None
     """Per passage of the scope whether it may be returned; None if every one may."""
 
@@ -72,7 +80,8 @@ class Hits:
     def by_memory(cls, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> "Hits":
         """Passages ranked by the neural memory alone."""
         empty = np.empty((len(rows), 0), np.float32)
-        return cls(rows, scores, empty, empty, np.zeros(len(rows), np.float32))
+        nothing = np.zeros(len(rows), np.float32)
+        return cls(rows, scores, empty, empty, nothing, nothing)
 
 
 @dataclass(frozen=True)
@@ -181,14 +190,16 @@ class Searcher:
             # What was not looked at closely stands behind what was.
             logits[others] = np.minimum(logits[others], logits[chosen].min())
         recency = self._recency(rows)
-        logits += RECENCY_WEIGHT * recency + prior_shift(len(self.index))
+        importance = self.index.column("importance")[rows]
+        logits += RECENCY_WEIGHT * recency + IMPORTANCE_WEIGHT * importance
+        logits += prior_shift(len(self.index))
         for history in histories:
             self._lead_by_the_latest(history, rows, logits, evidence.exact)
         scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
         return Hits(
-            *(rows[order], scores[order], features[order], contributions[order], recency[order]),
-            allowed,
+            *(rows[order], scores[order], features[order], contributions[order]),
+            *(recency[order], importance[order], allowed),
         )
 
     def _histories(
@@ -284,12 +295,13 @@ class Searcher:
 
 
 def allowed_rows(replica: Replica, wanted: Filter) -> NDArray[np.bool_] | None:
-    """Per passage whether its record is wanted; None if every one is."""
-    if wanted == Filter():
-        return None
+    """Per passage whether its record is wanted and has not expired; None if that holds for all."""
     index = replica.index
+    expired = index.expired(to_microseconds(datetime.now(UTC)))
+    if wanted == Filter() and expired is None:
+        return None
     time = index.column("time")
-    allowed = np.ones(len(index), np.bool_)
+    allowed = np.ones(len(index), np.bool_) if expired is None else ~expired
     if wanted.before is not None:
         allowed &= time < wanted.before
     if wanted.after is not None:

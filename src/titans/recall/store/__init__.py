@@ -7,6 +7,7 @@ and what belongs to them), `deletion`, `inspection` (looking for damage); for SQ
 
 from pathlib import Path
 
+from titans.recall.store.base import NO_MARKS as NO_MARKS
 from titans.recall.store.base import Filter as Filter
 from titans.recall.store.base import Head as Head
 from titans.recall.store.base import IndexEntry as IndexEntry
@@ -18,6 +19,7 @@ from titans.recall.store.base import StoredRecord as StoredRecord
 from titans.recall.store.sqlite import SQLiteStore as SQLiteStore
 
 __all__ = [
+    "NO_MARKS",
     "Filter",
     "Head",
     "IndexEntry",

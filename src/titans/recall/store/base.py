@@ -27,6 +27,9 @@ class Marks:
     """Never expires, and is left alone when old records are removed."""
 
 
+NO_MARKS = Marks()
+
+
 @dataclass(frozen=True)
 class StoredRecord:
     """A record as stored. `seq` is its place in the order of writing."""
@@ -45,7 +48,7 @@ class StoredRecord:
     """The seq of the first record of its group."""
     successor_of: int | None
     """The seq of the statement that it updates."""
-    marks: Marks = Marks()
+    marks: Marks = NO_MARKS
     recalls: int = 0
     """How often it was recalled."""
 
@@ -253,10 +256,6 @@ class Store(Protocol):
 
     def find_seqs(self, scope_id: int, wanted: Filter) -> list[int]:
         """The seqs of the records that are wanted, rising."""
-        ...
-
-    def successor_id(self, scope_id: int, seq: int) -> str | None:
-        """The id of the first record that updates this one."""
         ...
 
     def set_marks(self, scope_id: int, seq: int, marks: Marks) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from titans.recall.store import deletion, inspection
 from titans.recall.store.base import (
+    NO_MARKS,
     Filter,
     Head,
     IndexEntry,
@@ -68,7 +69,7 @@ class Tables(Rows):
         """Store a record with everything that belongs to it; returns its seq."""
         seq = next(self.new_numbers("records", 1))
         number, name, generation, _, num_records, marks = self.scope_row(scope_id)
-        is_marked = record.marks != Marks()
+        is_marked = record.marks != NO_MARKS
         marked = marks + is_marked
         self.insert("records", *sealed_record(scope_id, seq, record, is_marked and marked))
         for passage in passages:
@@ -158,12 +159,6 @@ class Tables(Rows):
             conditions.append(condition)
             values += more
         return " AND ".join(conditions), values
-
-    def successor_id(self, scope_id: int, seq: int) -> str | None:
-        """The id of the record that updates this one."""
-        query = "SELECT id FROM records WHERE scope = ? AND successor_of = ? ORDER BY seq LIMIT 1"
-        found = self.execute(query, scope_id, seq).fetchone()
-        return None if found is None else str(found[0])
 
     def set_marks(self, scope_id: int, seq: int, marks: Marks) -> None:
         """Mark a record; the scope's number of marks rises."""
