@@ -31,6 +31,7 @@ from titans.ops.least_squares import initial_known, scan_least_squares
 from titans.ops.online import scan_online
 from titans.ops.online_layers import scan_layers
 from titans.ops.state import Trace, widened
+from titans.ops.tree import where_rows
 from titans.ops.writes import may_act
 from titans.settings import check_keys
 
@@ -181,12 +182,7 @@ class NeuralMemory(nn.Module):
 
     def reset(self, state: NeuralMemoryState, rows: Bool[Tensor, " batch"]) -> NeuralMemoryState:
         """Start some rows anew, and leave the others as they are."""
-        fresh = self.initial_state(state.batch).named_tensors()
-        chosen = {
-            name: torch.where(rows.view(-1, *[1] * (t.ndim - 1)), fresh[name], t)
-            for name, t in state.named_tensors().items()
-        }
-        return NeuralMemoryState.from_named_tensors(chosen)
+        return where_rows(rows, self.initial_state(state.batch), state)
 
     def forward(
         self,

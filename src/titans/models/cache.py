@@ -7,7 +7,7 @@ several. Only the `transformer` baseline's cache grows with what it read.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from titans.layers.attention import KeyValues
 from titans.layers.memory_state import NeuralMemoryState
 from titans.models.config import TitansConfig
 from titans.models.upgrade import is_flat, upgrade_config
+from titans.ops.tree import TensorTree, where_rows
 
 FORMAT = "titans.cache"
 FORMAT_VERSION = 1
@@ -58,12 +59,18 @@ _DIGEST_FACTOR = 6_364_136_223_846_793_005
 
 
 @dataclass(frozen=True)
-class BlockState:
+class BlockState(TensorTree):
     """What one layer carries on, None where it has no such part.
 
     Layers return a new one. Without autograd, a layer may reuse the key and value buffers of the
     old one, so a state is passed on once; `TitansCache.fork` copies.
     """
+
+    PARTS = {  # noqa: RUF012
+        "memory": NeuralMemoryState,
+        **dict.fromkeys(("past", "prefix", "segment", "context"), KeyValues),
+    }
+    SAVED = {name: f"{name}.tensor" for name in ("last_input", "mixer_tail")}  # noqa: RUF012
 
     memory: NeuralMemoryState | None = None
     """The neural memory with its conv tails."""
@@ -82,58 +89,6 @@ class BlockState:
     mixer_tail: Tensor | None = None
     """The last inputs of the convolution before the mixer, `[batch, past, dim]`."""
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> "BlockState":
-        """Apply `fn` to every tensor."""
-
-        def apply(part: object) -> object:
-            if isinstance(part, NeuralMemoryState):
-                return part.map(fn)
-            if isinstance(part, KeyValues):
-                return KeyValues(fn(part.keys), fn(part.values))
-            if isinstance(part, tuple):
-                return tuple(map(fn, part))
-            return fn(part) if isinstance(part, Tensor) else None
-
-        return BlockState(**{f.name: apply(getattr(self, f.name)) for f in fields(self)})  # type: ignore[arg-type]
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor under a flat name."""
-        named: dict[str, Tensor] = {}
-        for field in fields(self):
-            part = getattr(self, field.name)
-            if isinstance(part, NeuralMemoryState):
-                named |= {f"{field.name}.{n}": t for n, t in part.named_tensors().items()}
-            elif isinstance(part, KeyValues):
-                named |= {f"{field.name}.keys": part.keys, f"{field.name}.values": part.values}
-            elif isinstance(part, tuple):
-                named |= {f"{field.name}.{i}": t for i, t in enumerate(part)}
-            elif part is not None:
-                named[f"{field.name}.tensor"] = part
-        return named
-
-    @classmethod
-    def from_named_tensors(cls, named: dict[str, Tensor]) -> "BlockState":
-        """The inverse of `named_tensors`."""
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in named.items():
-            part, _, rest = name.partition(".")
-            groups.setdefault(part, {})[rest] = tensor
-        unknown = set(groups) - {field.name for field in fields(cls)}
-        if unknown:
-            raise StateError(f"not a cache of this package: unknown part {sorted(unknown)[0]!r}")
-
-        def build(part: str) -> object:
-            group = groups[part]
-            if part == "memory":
-                return NeuralMemoryState.from_named_tensors(group)
-            if part == "segment_weights":
-                return tuple(group[str(i)] for i in range(len(group)))
-            if part in ("last_input", "mixer_tail"):
-                return group["tensor"]
-            return KeyValues(group["keys"], group["values"])
-
-        return cls(**{part: build(part) for part in groups})  # type: ignore[arg-type]
-
 
 class _Progress(NamedTuple):
     """Bookkeeping per row, beside what the layers hold."""
@@ -143,7 +98,7 @@ class _Progress(NamedTuple):
     pending: Bool[Tensor, " batch"]
 
 
-class TitansCache:
+class TitansCache(TensorTree):
     """State of a whole model between calls: `model(ids, past_key_values=cache)` moves it on."""
 
     is_compileable = False
@@ -178,11 +133,6 @@ class TitansCache:
         """Number of rows."""
         return self.position.shape[0]
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all tensors, as saved."""
-        return sum(t.numel() * t.element_size() for t in self.named_tensors().values())
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns of input seen so far, padding included (Hugging Face's question)."""
         return self.columns
@@ -195,8 +145,9 @@ class TitansCache:
         """For copies in other processes, which have the model at another place."""
         return {**self.__dict__, "model": None}
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> "TitansCache":
+    def map(self, fn: Callable[..., Tensor], *others: Any) -> "TitansCache":
         """A new cache with `fn` applied to every tensor."""
+        assert not others
         other = TitansCache.__new__(TitansCache)
         other.__dict__.update(self.__dict__)
         other.blocks = [block.map(fn) for block in self.blocks]
@@ -207,19 +158,6 @@ class TitansCache:
     def fork(self, copies: int = 1) -> "TitansCache":
         """An independent copy with each row `copies` times over (row 0, row 0, ..., row 1, ...)."""
         return self.map(lambda tensor: tensor.repeat_interleave(copies, dim=0))
-
-    def detach(self) -> "TitansCache":
-        """Cut the autograd graph, for truncated back-propagation through time."""
-        return self.map(torch.Tensor.detach)
-
-    def to(self, device: torch.device | str) -> "TitansCache":
-        """A copy on another device."""
-        return self.map(lambda tensor: tensor.to(device))
-
-    def select(self, rows: Int[Tensor, " rows"] | Sequence[int]) -> "TitansCache":
-        """A new cache of the given rows, in that order; rows may repeat."""
-        index = torch.as_tensor(rows, device=self.position.device)
-        return self.map(lambda tensor: tensor.index_select(0, index))
 
     def reorder(self, rows: Int[Tensor, " rows"] | Sequence[int]) -> None:
         """`select` in place (beam search)."""
@@ -251,19 +189,12 @@ class TitansCache:
         """Replace the rows that `reset` marked by those of `fresh`."""
         marked = self.pending
 
-        def merge(old: BlockState, new: BlockState) -> BlockState:
-            ours, theirs = old.named_tensors(), new.named_tensors()
+        def merge(old: Tensor, new: Tensor) -> Tensor:
+            # The transformer's buffer may have grown since; what lies behind is never read.
+            new = new if new.shape == old.shape else torch.zeros_like(old)
+            return where_rows(marked, new, old)
 
-            def pick(name: str) -> Tensor:
-                where = marked.view(-1, *[1] * (ours[name].ndim - 1))
-                # The transformer's buffer may have grown since; what lies behind is never read.
-                if ours[name].shape != theirs[name].shape:
-                    return torch.where(where, torch.zeros_like(ours[name]), ours[name])
-                return torch.where(where, theirs[name], ours[name])
-
-            return BlockState.from_named_tensors({name: pick(name) for name in ours})
-
-        self.blocks = [merge(old, new) for old, new in zip(self.blocks, fresh, strict=True)]
+        self.blocks = [old.map(merge, new) for old, new in zip(self.blocks, fresh, strict=True)]
         self.pending, self.is_pending = torch.zeros_like(marked), False
 
     def has_read(

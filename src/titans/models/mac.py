@@ -42,6 +42,7 @@ from titans.models.mixer import (
 from titans.models.report import MemoryReport
 from titans.models.segments import Piece, fill_slots, plan_segments
 from titans.ops.checks import eager
+from titans.ops.tree import where_rows
 
 FIRST_SCALE = 0.1
 """The attention's part in y at the start of training, per channel: the memory learns first, from
@@ -197,8 +198,4 @@ def _open_segment(state: BlockState, piece: Piece, segment_len: int) -> BlockSta
     if piece.rows.is_uniform:
         return state
     opens = piece.opens(segment_len)
-    chosen = tuple(
-        torch.where(opens.view(-1, *[1] * (new.ndim - 1)), new, old)
-        for new, old in zip(now, before, strict=True)
-    )
-    return replace(state, segment_weights=chosen)
+    return replace(state, segment_weights=where_rows(opens, now, before))

@@ -18,6 +18,7 @@ from titans.ops.scan.chunk import constant, loss_slope, loss_value
 from titans.ops.scan.layout import from_rows, to_rows
 from titans.ops.scan.plan import align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.tree import where_rows
 from titans.ops.writes import (
     acting_gates,
     decide,
@@ -144,7 +145,7 @@ class _Chunks:
         momentum = [s.flatten(0, 1) for s in state.momentum]
         base = [w.flatten(0, 1) for w in state.initial_weights]
         held = [w.flatten(0, 1) for w in state.chunk_weights]
-        start = _where(opened, held, weights)
+        start = where_rows(opened, held, weights)
         last_chunk = torch.where(
             self.count > 0, (self.offset + self.count - 1) // self.chunk_size, -1
         ).repeat_interleave(heads)
@@ -161,7 +162,7 @@ class _Chunks:
                 part, acts, weights, momentum, start, base
             )
             ends = last_chunk == chunk
-            held = _where(ends, start, held)
+            held = where_rows(ends, start, held)
             outputs.append(output)
             traces.append(trace.map(lambda t: from_rows(t, state.batch)))
             begin, chunk = begin + size, chunk + 1
@@ -171,7 +172,7 @@ class _Chunks:
         state = MemoryState(
             weights=_rows(weights, batch),
             momentum=_rows(momentum, batch) if self.options.momentum else state.momentum,
-            chunk_weights=_rows(_where(closed, weights, held), batch),
+            chunk_weights=_rows(where_rows(closed, weights, held), batch),
             initial_weights=state.initial_weights,
             position=state.position + self.count,
         )
@@ -271,12 +272,6 @@ class _Chunks:
             s = hold * s - (theta[:, t] * factors[-1])[:, None] * gradient[:, t]
             w = rest + keep * (w - rest) + added[:, t, None] * s
         return torch.stack(factors, dim=1)
-
-
-def _where(rows: Tensor, yes: Sequence[Tensor], no: Sequence[Tensor]) -> list[Tensor]:
-    return [
-        torch.where(rows.view(-1, *[1] * (y.ndim - 1)), y, n) for y, n in zip(yes, no, strict=True)
-    ]
 
 
 def _rows(flat: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:

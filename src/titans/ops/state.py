@@ -4,9 +4,8 @@
 changes. It is a value: no method alters it, each returns a new one.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,13 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from titans.errors import StateError
-from titans.files import read_tensors, write_tensors
+from titans.ops.tree import TensorTree, map_tree, where_rows
 
 Layer = Tensor | tuple[Tensor, Tensor]
 """One layer of a memory network: a weight `[heads, out, in]`, or (weight, bias `[heads, out]`)."""
-
-FORMAT = "titans.memory_state"
-FORMAT_VERSION = 1
 
 
 def widened(tensor: Tensor) -> Tensor:
@@ -65,24 +61,23 @@ class Trace(NamedTuple):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> "Trace":
         """Apply `fn` to every tensor."""
-        return Trace(Surprise(*map(fn, self.surprise)), *map(fn, self[1:]))
+        return map_tree(fn, self)
 
     @classmethod
     def join(cls, parts: Sequence["Trace"]) -> "Trace":
         """One trace of several calls, one after the other in time."""
-        surprises = zip(*(part.surprise for part in parts), strict=True)
-        rest = zip(*(part[1:] for part in parts), strict=True)
-        surprise = Surprise(*(torch.cat(same, dim=1) for same in surprises))
-        return cls(surprise, *(torch.cat(same, dim=1) for same in rest))
+        return map_tree(lambda *same: torch.cat(same, dim=1), *parts)
 
 
 @dataclass(frozen=True)
-class MemoryState:
+class MemoryState(TensorTree):
     """Weights, momentum and position of a memory, for every batch row and head.
 
     Tensors are listed layer by layer: a weight `[batch, heads, out, in]`, followed by its bias
     `[batch, heads, out]` if the layer has one.
     """
+
+    FORMAT = "titans.memory_state"
 
     weights: tuple[Tensor, ...]
     """M_t: the memory itself, after the last token."""
@@ -146,48 +141,9 @@ class MemoryState:
         return self.weights[0].device
 
     @property
-    def num_bytes(self) -> int:
-        """Size of all tensors, as saved: constant over the life of a memory."""
-        return sum(t.numel() * t.element_size() for t in self.named_tensors().values())
-
-    @property
     def lost(self) -> Bool[Tensor, " batch"]:
         """Rows that have read NaN or infinity (`ScanOptions.skip_nonfinite`); `reset` revives."""
         return torch.stack([~w.flatten(1).isfinite().all(1) for w in self.weights]).any(0)
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> "MemoryState":
-        """Apply `fn` to every tensor."""
-        return MemoryState(
-            weights=tuple(map(fn, self.weights)),
-            momentum=tuple(map(fn, self.momentum)),
-            chunk_weights=tuple(map(fn, self.chunk_weights)),
-            initial_weights=tuple(map(fn, self.initial_weights)),
-            position=fn(self.position),
-        )
-
-    def detach(self) -> "MemoryState":
-        """Cut the autograd graph: the next call starts a new one (truncated BPTT)."""
-        return self.map(torch.Tensor.detach)
-
-    def clone(self) -> "MemoryState":
-        """A copy that shares no storage."""
-        return self.map(torch.Tensor.clone)
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> "MemoryState":
-        """Move to a device and, for the floating-point tensors, a type."""
-
-        def move(tensor: Tensor) -> Tensor:
-            kind = dtype if tensor.is_floating_point() else None
-            return tensor.to(device=device, dtype=kind)
-
-        return self.map(move)
-
-    def select(self, index: Int[Tensor, " rows"] | Sequence[int]) -> "MemoryState":
-        """The rows at `index`, in that order; rows may repeat (beam search, forking)."""
-        rows = torch.as_tensor(index, device=self.device)
-        return self.map(lambda tensor: tensor.index_select(0, rows))
 
     def reset(self, mask: Bool[Tensor, " batch"], layers: Sequence[Layer]) -> "MemoryState":
         """Start the rows in `mask` anew from the weights `layers`; leave the others alone."""
@@ -201,55 +157,23 @@ class MemoryState:
             raise ValueError(f"mask must have shape ({self.batch},), got {tuple(mask.shape)}")
         fresh = MemoryState.from_parameters(parameters, self.batch)
         check_same_layout(self, fresh, "the weights given to reset")
-        ours, theirs = self.named_tensors(), fresh.named_tensors()
-
-        def pick(name: str) -> Tensor:
-            where = mask.view(-1, *[1] * (ours[name].ndim - 1))
-            return torch.where(where, theirs[name], ours[name])
-
-        return _from_named({name: pick(name) for name in ours})
+        return where_rows(mask, fresh, self)
 
     def pass_by(self, time: int, chunk_size: int) -> "MemoryState":
         """The state after `time` tokens that write nothing and forget nothing."""
         crossed = self.position % chunk_size + time >= chunk_size
-
-        def later(weight: Tensor, start: Tensor) -> Tensor:
-            return torch.where(crossed.view(-1, *[1] * (weight.ndim - 1)), weight, start)
-
         return self.replace(
-            chunk_weights=tuple(map(later, self.weights, self.chunk_weights)),
+            chunk_weights=where_rows(crossed, self.weights, self.chunk_weights),
             position=self.position + time,
         )
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor under a flat name, for saving and comparing."""
-        groups = {
-            "weights": self.weights,
-            "momentum": self.momentum,
-            "chunk_weights": self.chunk_weights,
-            "initial_weights": self.initial_weights,
-        }
-        named = {f"{name}.{i}": t for name, group in groups.items() for i, t in enumerate(group)}
-        named["position"] = self.position
-        return named
-
     @classmethod
-    def from_named_tensors(cls, named: dict[str, Tensor]) -> "MemoryState":
+    def from_named_tensors(cls, named: Mapping[str, Tensor]) -> "MemoryState":
         """The inverse of `named_tensors`."""
-        return _from_named(named)
-
-    def save(self, path: str | Path) -> None:
-        """Write a safetensors file with a format version."""
-        write_tensors(path, self.named_tensors(), FORMAT, FORMAT_VERSION)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "MemoryState":
-        """Read what `save` wrote."""
-        return _from_named(read_tensors(path, FORMAT, FORMAT_VERSION))
-
-    def replace(self, **changes: object) -> "MemoryState":
-        """A copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        missing = [n for n in ("position", "weights.0") if n not in named]
+        if missing:
+            raise StateError(f"not a memory state: {', '.join(missing)} missing")
+        return super().from_named_tensors(named)
 
 
 def check_same_layout(state: MemoryState, other: MemoryState, what: str) -> None:
@@ -280,22 +204,3 @@ def _flatten_layers(layers: Sequence[Layer]) -> list[Tensor]:
                 )
             flat.append(bias)
     return flat
-
-
-def _from_named(named: dict[str, Tensor]) -> MemoryState:
-    def group(prefix: str) -> tuple[Tensor, ...]:
-        names = sorted(
-            (n for n in named if n.startswith(prefix + ".")), key=lambda n: int(n.split(".")[1])
-        )
-        return tuple(named[n] for n in names)
-
-    missing = [n for n in ("position", "weights.0") if n not in named]
-    if missing:
-        raise StateError(f"not a memory state: {', '.join(missing)} missing")
-    return MemoryState(
-        weights=group("weights"),
-        momentum=group("momentum"),
-        chunk_weights=group("chunk_weights"),
-        initial_weights=group("initial_weights"),
-        position=named["position"],
-    )

@@ -18,6 +18,7 @@ from titans.ops.scan.chunk import Gradients, grad_norm, loss_value, take_gradien
 from titans.ops.scan.layout import bias_pattern, pack, stack, unstack
 from titans.ops.scan.stabiliser import project_on_gradients, stabilise
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.tree import where_rows
 from titans.ops.writes import Decision, acting_gates, decide, make_trace, may_act, product
 
 
@@ -86,7 +87,7 @@ def step(
         if mask is not None and not bool(mask.all()):
             output = torch.where(mask[:, None, None], output, 0.0)
             trace = trace.map(lambda t: torch.where(mask[:, None], t, torch.zeros_like(t)))
-            after = _keep_rows(mask, after, state)
+            after = where_rows(mask, after, state)
     return output.to(value.dtype), after, trace
 
 
@@ -190,17 +191,4 @@ def _choose(rows: Tensor, yes: tuple[Tensor, ...], no: tuple[Tensor, ...]) -> tu
         return yes
     if not bool(rows.any()):
         return no
-    return tuple(
-        torch.where(rows.view(-1, *[1] * (y.ndim - 1)), y, n) for y, n in zip(yes, no, strict=True)
-    )
-
-
-def _keep_rows(mask: Tensor, new: MemoryState, old: MemoryState) -> MemoryState:
-    """The new state where `mask`, the old one elsewhere."""
-    fresh, stale = new.named_tensors(), old.named_tensors()
-    return MemoryState.from_named_tensors(
-        {
-            name: torch.where(mask.view(-1, *[1] * (t.ndim - 1)), t, stale[name])
-            for name, t in fresh.items()
-        }
-    )
+    return where_rows(rows, yes, no)

@@ -18,6 +18,7 @@ from titans.ops.scan.layout import bias_pattern, from_rows, pack, stack, to_rows
 from titans.ops.scan.loop import ChunkScan, plain_scan
 from titans.ops.scan.plan import Plan, RaggedRows, align_rows
 from titans.ops.state import Gates, MemoryState, Surprise, Trace
+from titans.ops.tree import where_rows
 from titans.ops.writes import Decision, make_trace, may_act
 
 
@@ -117,7 +118,7 @@ class ChunkRun:
         open_rows = rows.offset > 0
         final_start = state.chunk_weights
         current = state.replace(
-            chunk_weights=_rows_where(open_rows, state.chunk_weights, state.weights)
+            chunk_weights=where_rows(open_rows, state.chunk_weights, state.weights)
         )
         outputs: list[Tensor] = []
         traces: list[Trace] = []
@@ -129,12 +130,12 @@ class ChunkRun:
                 part, active[:, begin:end], current, (end - begin,), resumed
             )
             ends_here = rows.last_chunk == chunk
-            final_start = _rows_where(ends_here, start, final_start)
+            final_start = where_rows(ends_here, start, final_start)
             outputs.append(output)
             traces.append(trace)
         closed = rows.closed
         state = current.replace(
-            chunk_weights=_rows_where(closed, current.weights, final_start),
+            chunk_weights=where_rows(closed, current.weights, final_start),
             position=state.position + rows.count,
         )
         trace = Trace.join(traces).map(rows.restore)
@@ -180,11 +181,3 @@ def cut(time: int, offset: int, chunk_size: int) -> tuple[int, ...]:
         pieces.append(piece)
         time, offset = time - piece, 0
     return tuple(pieces)
-
-
-def _rows_where(
-    rows: Tensor, yes: tuple[Tensor, ...], no: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.where(rows.view(-1, *[1] * (y.ndim - 1)), y, n) for y, n in zip(yes, no, strict=True)
-    )
