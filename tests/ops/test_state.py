@@ -216,3 +216,18 @@ def test_surprise_falls_when_a_chunk_repeats() -> None:
         losses.append(trace.surprise.loss.mean().item())
     assert all(later < earlier for earlier, later in zip(losses[:-1], losses[1:], strict=True))
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.ones(1)}, "unknown part 'weight'"),
+        ({"weights.2": torch.ones(1)}, r"damaged part 'weights' \(0, 2\)"),
+        ({"position": None}, "position missing"),
+        ({"weights.0": None}, "weights.0 missing"),
+    ],
+)
+def test_names_that_are_no_state(change: dict[str, torch.Tensor | None], message: str) -> None:
+    named = MemoryState.initial([torch.ones(1, 2, 2)], 1).named_tensors() | change
+    with pytest.raises(StateError, match=message):
+        MemoryState.from_named_tensors({n: t for n, t in named.items() if t is not None})

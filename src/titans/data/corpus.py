@@ -13,7 +13,6 @@ from titans.files import not_utf8, parse_json
 
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
-READ_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,12 +160,6 @@ class ModelSubject:
         size = stream.state_bytes // len(prompts)
         return [Reading(_until(row, end), size) for row in torch.stack(chosen, dim=1).numpy()]
 
-    def read_windows(self, ids: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Logits of each window of a text, and the size of the state after it."""
-        stream = self._stream()
-        for logits in stream.read(ids):
-            yield logits, stream.state_bytes
-
     def _stream(self) -> "_Stream":
         return _Stream(self.model, self._window, self.on_read)
 

@@ -61,10 +61,6 @@ class Rows:
         """Where the rows stand after this call."""
         return self.position + self.counts
 
-    def start_after(self) -> int | None:
-        """`start` after this call."""
-        return self.start + self.time if self.start is not None and self.lengths is None else None
-
 
 def real_columns(lengths: Int[Tensor, " batch"], time: int) -> Bool[Tensor, "batch {time}"]:
     """True at each row's first `lengths` columns."""

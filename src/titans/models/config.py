@@ -7,7 +7,7 @@ Sizes that fit a purpose: `titans.models.presets`.
 
 import difflib
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from transformers import PreTrainedConfig
 
@@ -93,7 +93,7 @@ class TitansConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in derived sizes and refuse what cannot be meant."""
         _refuse_typos(self, kwargs)
-        super().__post_init__(**kwargs)
+        cast(Any, super()).__post_init__(**kwargs)
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
         if self.embedding_init_std is None:
@@ -109,7 +109,7 @@ class TitansConfig(PreTrainedConfig):
         if is_flat(config_dict):
             version = max(config_dict.get("checkpoint_version", 1), CHECKPOINT_VERSION)
             config_dict = {**upgrade_config(config_dict), "checkpoint_version": version}
-        return super().from_dict(config_dict, **kwargs)
+        return cast(object, cast(Any, super()).from_dict(config_dict, **kwargs))
 
     def to_dict(self) -> dict[str, Any]:
         """Hugging Face's, the memory's settings as a section."""

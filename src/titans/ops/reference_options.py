@@ -170,7 +170,11 @@ class _Scan:
         assert self.options.step_limit is not None
         eta, theta = token.eta, token.theta
         output = self.network(token.key, start) - token.value
-        slope = torch.func.grad(lambda error: self.inner_loss(error).sum())(output)
+
+        def loss(error: Tensor) -> Tensor:
+            return self.inner_loss(error).sum()
+
+        slope: Tensor = torch.func.grad(loss)(output)
         size = slope.square().sum(-1).clamp_min(torch.finfo(slope.dtype).tiny)
         gain = 2 * norm_of(gradient).square() / size
         largest = self.options.step_limit * (1 - eta)
