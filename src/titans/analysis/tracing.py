@@ -201,7 +201,7 @@ class _Tracer:
         if lost:
             notes.append(
                 f"The memory of layer {', '.join(lost)} is not finite at the end: it diverged "
-                "while reading. Means below leave out what is not a number."
+                "while reading. Means below leave out NaN."
             )
         if self._position > self._limits.tokens:
             notes.append(

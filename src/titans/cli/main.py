@@ -70,7 +70,7 @@ def overview() -> argparse.ArgumentParser:
     parser = Parser(
         prog="titans",
         description=f"Neural long-term memory that learns while it reads.\n\ncommands:\n{lines}",
-        epilog=EXAMPLES + "\n`titans COMMAND --help` tells more.",
+        epilog=EXAMPLES + "\n`titans COMMAND --help` says more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND")

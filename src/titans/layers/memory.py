@@ -181,7 +181,7 @@ class NeuralMemory(nn.Module):
         )
 
     def reset(self, state: NeuralMemoryState, rows: Bool[Tensor, " batch"]) -> NeuralMemoryState:
-        """Start some rows anew, and leave the others as they are."""
+        """Start some rows again, and leave the others as they are."""
         return where_rows(rows, self.initial_state(state.batch), state)
 
     def forward(

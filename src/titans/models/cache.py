@@ -115,7 +115,7 @@ class TitansCache(TensorTree):
         self.digest = zeros
         """A running hash of the tokens that each row has read."""
         self.pending = zeros.bool()
-        """Rows that start anew at the next call (`reset`)."""
+        """Rows that start again at the next call (`reset`)."""
         self.is_pending = False
         """Whether any row does."""
         self.start: int | None = 0
@@ -170,7 +170,7 @@ class TitansCache(TensorTree):
         self.__dict__.update(self.fork(repeats).__dict__)
 
     def reset(self, mask: Bool[Tensor, " batch"] | None = None) -> None:
-        """Start the rows in `mask` (all of them by default) anew at the next call."""
+        """Start the rows in `mask` (all of them by default) again at the next call."""
         if mask is None:
             mask = torch.ones_like(self.pending)
         if mask.shape != self.pending.shape:
@@ -257,7 +257,7 @@ class TitansCache(TensorTree):
         if digest != self.written_by:
             raise StateError(
                 f"the state was written by a model with other weights ({self.written_by[:12]}, "
-                f"this model has {digest[:12]}): load the model that made it, or start anew"
+                f"this model has {digest[:12]}): load the model that made it, or start again"
             )
         self.written_by = None
 

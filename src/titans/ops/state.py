@@ -146,7 +146,7 @@ class MemoryState(TensorTree):
         return torch.stack([~w.flatten(1).isfinite().all(1) for w in self.weights]).any(0)
 
     def reset(self, mask: Bool[Tensor, " batch"], layers: Sequence[Layer]) -> "MemoryState":
-        """Start the rows in `mask` anew from the weights `layers`; leave the others alone."""
+        """Start the rows in `mask` again from `layers`, and leave the others as they are."""
         return self.reset_parameters(mask, _flatten_layers(layers))
 
     def reset_parameters(

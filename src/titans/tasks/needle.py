@@ -55,7 +55,7 @@ class NeedleOptions:
     num_noise: Whole = 64
     """Tokens that occur only in the noise."""
     distractors: bool = True
-    """Let keys and values occur in the noise, too: only the mark tells a needle."""
+    """Let keys and values occur in the noise as well: only the mark shows a needle."""
 
 
 @dataclass(frozen=True, kw_only=True)

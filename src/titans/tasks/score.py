@@ -23,7 +23,7 @@ class Score:
     length: int | None = None
     """Length in the model's own tokens, if there is one."""
     detail: dict[str, Value] = field(default_factory=dict)
-    """What else tells this number from its neighbours: depth, segment, phase."""
+    """What else distinguishes this number from its neighbours: depth, segment, phase."""
 
     def matches(self, metric: str, length: int | None = None, **detail: Value) -> bool:
         """Whether this is the number asked for; details that are not named are free."""

@@ -82,7 +82,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A name that tells this cell from the others of its task."""
+        """A name that no other cell of its task has."""
         parts = [f"{name}={value}" for name, value in self.detail.items()]
         return ",".join([str(self.length), *parts])
 

@@ -16,7 +16,7 @@ class CarriedStates:
         self.caches: list[TitansCache | None] = [None] * num_micro_batches
 
     def before(self, index: int, batch: Batch) -> TitansCache | None:
-        """The state to start micro-batch `index` from: rows that begin a document start anew."""
+        """The state to start micro-batch `index` from: rows that begin a document start again."""
         cache = self.caches[index]
         if cache is not None and bool(batch.fresh.any()):
             cache.reset(batch.fresh)

@@ -146,7 +146,7 @@ class RunConfig:
     """Decides initial weights, the order of the data and everything random."""
     start_from: str | None = None
     """A run or a checkpoint of the same model whose weights this run starts with; None starts
-    anew."""
+    from scratch."""
     model: dict[str, object] = field(default_factory=dict)
     """Fields of `TitansConfig`. `vocab_size` follows the data when it is left out."""
     data: DataConfig = field(default_factory=DataConfig)

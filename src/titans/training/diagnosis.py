@@ -123,7 +123,7 @@ def _few(names: list[str]) -> str:
 def gradient_jump(norm: float, progress: Progress) -> str:
     """What to say of the gradient's norm before clipping; empty unless it jumped.
 
-    The usual norm is a geometric mean of about the last ten steps. After a jump it begins anew, so
+    The usual norm is a geometric mean of about the last ten steps. After a jump it begins again, so
     a norm that stays large is told once.
     """
     usual = progress.usual_grad_norm

@@ -213,14 +213,14 @@ class Run:
     def _restore(self, start: Path) -> None:
         restore_optimizer(start, self.core, self.optimizer)
         restore_rng(start, self.processes.rank)
-        # With micro-batches of another size the rows belong to others: states start anew.
+        # With micro-batches of another size the rows belong to others: states start again.
         same_size = self.progress.micro_batch_size == self._micro_batch_size()
         if self.states is not None and same_size:
             folder = start / "carried"
             self.states.load(folder, self._first_micro_batch(), self.processes.device)
 
     def _switch(self, phase: phases.Phase) -> None:
-        """Freeze and thaw. Data-parallel wrappers note what trains, so they are made anew."""
+        """Freeze and thaw. Data-parallel wrappers note what trains, so they are made again."""
         self.phase = phase
         self.frozen = phases.freeze(self.core, phase, self.memory_names)
         is_split = is_sharded(self.core)

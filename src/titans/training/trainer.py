@@ -56,7 +56,7 @@ class RunResult:
 
 
 class Trainer:
-    """Trains one run and tells about it."""
+    """Trains one run and reports on it."""
 
     def __init__(
         self, config: RunConfig, *, resume: bool = False, watch: Watch | None = None
