@@ -87,8 +87,11 @@ def test_training_is_one_graph_for_any_length() -> None:
     assert counter.frame_count == 2
 
 
-def test_gates_by_channel_pass_through_the_graph() -> None:
-    memory, x = small(rule="kda"), torch.randn(2, 11, 16)
+@pytest.mark.parametrize(("rule", "width"), [("kda", None), ("least_squares", 3)])
+def test_gates_and_states_of_other_shapes_pass_through_the_graph(
+    rule: str, width: int | None
+) -> None:
+    memory, x = small(rule=rule, value_dim=width), torch.randn(2, 11, 16)
     compiled = torch.compile(memory, backend="aot_eager", fullgraph=True)
     assert_near(run(compiled, memory, x), run(memory, memory, x))
 
