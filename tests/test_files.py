@@ -1,8 +1,10 @@
 """Files are replaced whole or not at all, by one module that everything else writes through."""
 
 import ast
+import json
 import os
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -224,3 +226,12 @@ ELSEWHERE = {
 def test_every_writer_goes_through_one_module() -> None:
     paths = [p for p in SOURCE.rglob("*.py") if str(p.relative_to(SOURCE)) not in ELSEWHERE]
     assert [write for path in paths for write in _writes(path)] == []
+
+
+def test_an_error_that_quotes_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "\n", "shape": [], "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(StateError, match="damaged") as raised:
+        files.read_tensors(path, "a state", 1)
+    assert "\n" not in str(raised.value)

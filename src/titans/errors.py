@@ -17,6 +17,10 @@ Every message names the offending value and how to mend it.
 class TitansError(Exception):
     """Base of every error that this package raises on purpose."""
 
+    def __str__(self) -> str:
+        """The message on one line: what libraries say of a damaged file may have several."""
+        return " ".join(part.strip() for part in super().__str__().splitlines())
+
 
 class StateError(TitansError, ValueError):
     """A memory state that does not fit the call it was given to."""

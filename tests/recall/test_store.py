@@ -12,6 +12,7 @@ from titans.errors import StoreError
 from titans.recall import RecallConfig, TextMemory, preset
 from titans.recall.store import connection
 from titans.recall.store.migrations import MIGRATIONS, m001_records, schema_version
+from titans.recall.upkeep import find_damage, repair
 
 
 def make(path: Path) -> bytes:
@@ -198,6 +199,7 @@ def test_a_new_store_and_its_log_are_for_their_owner_only(tmp_path: Path):
         "UPDATE neural_writes SET vectors = zeroblob(length(vectors))",
         "DELETE FROM records",
         "DELETE FROM passage_tokens",
+        "DELETE FROM neural_writes",
     ],
 )
 def test_what_was_changed_behind_our_back_is_never_answered(tmp_path: Path, change: str):
@@ -224,3 +226,42 @@ def test_a_record_that_vanished_under_an_open_handle_is_damage(tmp_path: Path):
         for look in (lambda: memory.recall("tea"), lambda: memory.remember("I like tea, too.")):
             with pytest.raises(StoreError, match="is damaged"):
                 look()
+
+
+def test_a_scope_is_not_hidden_by_damage_in_the_index_of_names(tmp_path: Path):
+    path = tmp_path / "m.db"
+    make(path)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        name = "sqlite_autoindex_scopes_1"
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        page = db.execute(query, (name,)).fetchone()[0]
+        size = db.execute("PRAGMA page_size").fetchone()[0]
+    db.close()
+    content = bytearray(path.read_bytes())
+    begin = (page - 1) * size
+    content[begin + 3 : begin + 5] = bytes(2)  # how many names it holds
+    path.write_bytes(content)
+    with TextMemory(path, config=HASHING) as memory:
+        for use in (memory.records, lambda: memory.recall("tea"), lambda: memory.remember("x")):
+            with pytest.raises(StoreError, match="leaves out 'default'"):
+                use()
+        assert any("sqlite_autoindex_scopes_1" in line for line in find_damage(memory))
+
+
+@pytest.mark.parametrize("damage", [b"`s", b"`\xcc", b"xs", b"\xccs"])
+def test_a_damaged_schema_is_one_line(tmp_path: Path, damage: bytes):
+    """SQLite quotes the rest of it, line breaks and all, and Python may fail to read that."""
+    path = tmp_path / "m.db"
+    content = make(path)
+    place = content.index(b" speaker TEXT")
+    path.write_bytes(content[:place] + damage + content[place + 2 :])
+
+    def recall(path: Path) -> None:
+        with TextMemory(path, config=HASHING) as memory:
+            memory.recall("tea")
+
+    for use in (recall, lambda path: repair(path, HASHING)):
+        with pytest.raises(StoreError) as raised:
+            use(path)
+        assert str(path) in str(raised.value) and "\n" not in str(raised.value)

@@ -62,7 +62,9 @@ def store(work: Path, rng: random.Random) -> str:
             with TextMemory(path, "ann", CONFIG) as ann:
                 assert {r.id: r.text for r in ann.records()} == texts, "a text changed silently"
                 found = [(r.id, r.score) for r in ann.recall("story3 of town3", 3)]
-                assert found == answers, "an answer changed silently"
+                # The words of a question are looked up in trees of SQLite that have no checksum.
+                silent = found != answers and not refused(lambda: checked(path))
+                assert not silent, "an answer changed silently"
                 assert ann.remember("goes on", id="next").is_new
 
         hurt = refused(look)

@@ -119,14 +119,23 @@ class Replica:
             self._load_snapshot(self.index.last_seq)
         assert self._state is not None
         if self.scope_id is not None and self._state_seq < self.index.last_seq:
-            state = self._state
+            state, count = self._state, 0
             for _, data in self.store.neural_writes(
                 self.scope_id, self._state_seq, self.index.last_seq
             ):
                 state = self.neural.absorb(state, self._write_from(data))
-                self.writes_since_snapshot += 1
+                count += 1
+            if count != self._num_written(self._state_seq):
+                raise self._damage("what the neural memory has learned is not all there")
+            self.writes_since_snapshot += count
             self._state, self._state_seq = state, self.index.last_seq
         return self._state
+
+    def _num_written(self, after: int) -> int:
+        """How many records after this one were written to the neural memory."""
+        seqs = self.index.column("seq")
+        begin = np.searchsorted(seqs, after, "right")
+        return len(np.unique(seqs[begin:][self.index.column("written")[begin:]]))
 
     def _load_snapshot(self, until: int) -> None:
         found = None if self.scope_id is None else self.store.newest_snapshot(self.scope_id, until)

@@ -24,7 +24,9 @@ FIRST_STEPS = 10
 
 
 class NonFiniteLoss(TitansError, FloatingPointError):
-    """Training stopped because several steps in a row were not finite."""
+    """Training stopped because several steps in a row were not finite. It says so in lines."""
+
+    __str__ = FloatingPointError.__str__
 
 
 @dataclass

@@ -21,6 +21,8 @@ from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, 
 from titans.recall.store.rows import Answer, Rows
 from titans.recall.store.seal import Value
 
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What a query raises; the second if Python cannot read what SQLite says of a damaged schema."""
 BUSY_SECONDS = 30.0
 """How long a writer waits for another process before it gives up."""
 FREE_SHARE = 0.25
@@ -180,7 +182,7 @@ class Connection(Rows):
         """SQLite's errors, and the file system's, as `StoreError`s that say what to do."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (*SQLITE_ERRORS, OSError) as error:
             raise StoreError(explain(error, self.path, action)) from error
 
     def _inodes(self) -> list[tuple[int, int]]:
@@ -228,7 +230,7 @@ class Connection(Rows):
             return
         self._wait_for_others(wait)
         # A failure leaves the mark where it is.
-        with suppress(sqlite3.Error, OSError):
+        with suppress(*SQLITE_ERRORS, OSError):
             free = self.db.execute("PRAGMA freelist_count").fetchone()[0]
             if free > FREE_SHARE * self.db.execute("PRAGMA page_count").fetchone()[0]:
                 self.db.execute("VACUUM")
@@ -310,5 +312,6 @@ def _kind(error: Exception) -> str:
         return _ERRNOS.get(error.errno or 0, "")
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:  # not of SQLite but of Python's module
-        return "damaged" if str(error).startswith("Could not decode to UTF-8") else ""
+        unreadable = isinstance(error, UnicodeDecodeError)
+        return "damaged" if unreadable or str(error).startswith("Could not decode") else ""
     return _CODES.get(code & 0xFF, "")

@@ -11,7 +11,7 @@ from titans.recall.store.rows import Rows
 from titans.recall.store.seal import POSTING, SEALED, are_sound, is_sound
 
 Progress = Callable[[str], None]
-UNREADABLE = (sqlite3.DatabaseError, StoreError)
+UNREADABLE = (sqlite3.DatabaseError, UnicodeDecodeError, StoreError)
 """What a database raises if it cannot read on."""
 
 IN_SCOPES = "(SELECT id FROM scopes)"
@@ -85,7 +85,8 @@ def damages(store: Rows, progress: Progress | None = None) -> Iterator[str]:
     for name, look in (("checksums", _checksums), ("relations", _misfits)):
         if progress is not None:
             progress(name)
-        yield from look(store)
+        # What a database says of damage may have several lines.
+        yield from (" ".join(line.split()) for line in look(store))
 
 
 def _checksums(store: Rows) -> Iterator[str]:

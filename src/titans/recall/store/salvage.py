@@ -15,7 +15,7 @@ from typing import Any
 
 from titans.errors import StoreError
 from titans.recall.store.base import StoredRecord
-from titans.recall.store.connection import explain
+from titans.recall.store.connection import SQLITE_ERRORS, explain
 from titans.recall.store.seal import SEALED, is_sound
 from titans.recall.store.tables import stored_record
 
@@ -44,13 +44,17 @@ class Salvage:
         try:
             self.db.execute("PRAGMA cell_size_check = ON")
             tables = {row[0] for row in self.db.execute("SELECT name FROM sqlite_schema")}
-        except sqlite3.DatabaseError as error:
+            has_checksums = set(SEALED) <= tables
+            for table in SEALED if has_checksums else ():
+                # If a damaged schema hides a column, no row can be read, wherever it is.
+                self.db.execute(f"{self._query(table)[0]} LIMIT 0")
+        except SQLITE_ERRORS as error:
             self.db.close()
             raise StoreError(
                 f"{path} cannot be read at all ({error}): restore a copy; `titans import` "
                 "reads what `titans export` wrote"
             ) from error
-        if not set(SEALED) <= tables:
+        if not has_checksums:
             self.db.close()
             raise StoreError(f"{path} has no checksums to tell what is sound: restore a copy")
         self.settings: dict[str, str] = dict(self._sound_settings())
@@ -66,7 +70,7 @@ class Salvage:
             self.db.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             raise StoreError(explain(error, self.path, "repaired")) from error
-        except sqlite3.DatabaseError:
+        except SQLITE_ERRORS:
             pass  # too damaged to be locked
         kept = self.path.with_name(f"{self.path.name}.damaged")
         while kept.exists():
@@ -98,10 +102,8 @@ class Salvage:
 
     def _sound(self, table: str, begin: int = 0, end: int = 2**62) -> Iterator[Row]:
         """The sound rows with a number in [begin, end), around those that cannot be read."""
-        later = LATER.get(table, ()) if self._is_older(table) else ()
-        columns = SEALED[table][: len(SEALED[table]) - len(later)]
-        names = ", ".join((*columns, "checksum"))
-        query = f"SELECT rowid, {names} FROM {table} NOT INDEXED WHERE rowid >= ? AND rowid < ?"
+        query, later = self._query(table)
+        query += " WHERE rowid >= ? AND rowid < ?"
         ranges = [(begin, end)]
         while ranges:
             begin, end = ranges.pop()
@@ -110,10 +112,18 @@ class Salvage:
                     begin = number + 1
                     if is_sound(row):
                         yield (*row[:-1], *later)
-            except (sqlite3.DatabaseError, OverflowError):
+            except (*SQLITE_ERRORS, OverflowError):
                 if end - begin > 1:
                     middle = (begin + end) // 2
                     ranges += [(middle, end), (begin, middle)]
+
+    def _query(self, table: str) -> tuple[str, Row]:
+        """Asks for the sealed columns of a table; and what those are that an old file lacks."""
+        later = LATER.get(table, ()) if self._is_older(table) else ()
+        columns = SEALED[table][: len(SEALED[table]) - len(later)]
+        number = "0" if table == "meta" else "rowid"
+        names = ", ".join((number, *columns, "checksum"))
+        return f"SELECT {names} FROM {table} NOT INDEXED", later
 
     def _is_older(self, table: str) -> bool:
         there = {row[1] for row in self.db.execute(f"PRAGMA table_info({table})")}
@@ -121,6 +131,6 @@ class Salvage:
 
     def _sound_settings(self) -> Iterator[Row]:
         """Settings have no numbers: all at once, or none."""
-        with suppress(sqlite3.DatabaseError):
+        with suppress(*SQLITE_ERRORS):
             rows = self.db.execute("SELECT key, value, checksum FROM meta").fetchall()
             yield from (row[:-1] for row in rows if is_sound(row))

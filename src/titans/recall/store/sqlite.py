@@ -1,12 +1,11 @@
 """The store in one SQLite file for many scopes, safe for several processes."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from titans.recall.store.base import Scalar
-from titans.recall.store.connection import Connection
+from titans.recall.store.base import Head, Scalar
+from titans.recall.store.connection import SQLITE_ERRORS, Connection
 from titans.recall.store.rows import Answer
 from titans.recall.store.tables import Tables
 
@@ -43,6 +42,19 @@ class SQLiteStore(Connection, Tables):
         )
         return condition, [name, value]
 
+    def head(self, scope: str) -> Head | None:
+        """How far a scope has come; None if nothing was ever stored under this name.
+
+        The names are looked through one by one if they are not found by SQLite's own index of
+        them: damage there must not hide a whole scope.
+        """
+        found = super().head(scope)
+        if found is None:
+            hidden = "SELECT count(*) FROM scopes NOT INDEXED WHERE name = ?"
+            if self.execute(hidden, scope).fetchone()[0]:
+                raise self.damage(f"the index of scopes leaves out {scope!r}")
+        return found
+
     def damages(self, progress: Callable[[str], None] | None = None) -> Iterator[str]:
         """Everything that cannot have been written like this, a line each."""
         if progress is not None:
@@ -51,6 +63,6 @@ class SQLiteStore(Connection, Tables):
             for (line,) in self.db.execute("PRAGMA integrity_check"):
                 if line != "ok":
                     yield f"file: {' '.join(str(line).split())}"
-        except sqlite3.DatabaseError as error:
-            yield f"file: {error}"
+        except SQLITE_ERRORS as error:
+            yield f"file: {' '.join(str(error).split())}"
         yield from super().damages(progress)
