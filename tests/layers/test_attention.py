@@ -12,10 +12,10 @@ from titans.layers.attention import (
     append,
     attend,
     full_attention,
+    rotate,
     slide,
     window_attention,
 )
-from titans.layers.rotary import rotate
 from titans.layers.rows import Rows
 
 HEADS, DIM = 2, 4

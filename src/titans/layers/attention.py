@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from titans.layers.rotary import rotate
 from titans.layers.rows import Rows, last_columns
 from titans.ops.derivatives import is_transformed
 
@@ -258,3 +257,24 @@ def _with_prefix(seen: Tensor, prefix: KeyValues | None) -> Tensor:
     if prefix is None:
         return seen
     return F.pad(seen, (prefix.keys.shape[1], 0), value=True)
+
+
+def rotate(
+    x: Float[Tensor, "batch time heads dim"],
+    positions: Int[Tensor, "batch time"],
+    theta: float = 10_000.0,
+) -> Float[Tensor, "batch time heads dim"]:
+    """Turn each pair (x_i, x_{i + dim/2}) by `position * theta^(-2 i / dim)` (RoPE).
+
+    Dot products of two rotated vectors depend only on the difference of their positions. Angles are
+    float64 until cos and sin: in float32 that of position 10^6 is wrong in its second decimal.
+    """
+    cos, sin = _angles(positions, x.shape[-1], theta, x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _angles(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device)
+    angles = positions.double()[:, :, None, None] * theta ** (-steps / dim)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
