@@ -108,15 +108,26 @@ class Load:
             if status == "503":
                 time.sleep(0.05)  # sooner than it is told to: the queue stays full
 
-    def report(self) -> dict[str, object]:
-        """Percentiles in milliseconds, counts and what was no success."""
-        found: dict[str, object] = {}
+    def report(self, cpu: float) -> dict[str, object]:
+        """Percentiles in milliseconds, counts and what was no success.
+
+        Args:
+            cpu: seconds that the server worked.
+        """
+        done = sum(map(len, self.seconds.values()))
+        found: dict[str, object] = {"server_cpu_ms_per_call": round(1000 * cpu / max(done, 1), 1)}
         for kind, seconds in self.seconds.items():
             if seconds:
                 p50, p95 = (1000 * float(np.percentile(seconds, p)) for p in (50, 95))
                 found |= {f"{kind}s": len(seconds)}
                 found |= {f"{kind}_p50_ms": round(p50, 1), f"{kind}_p95_ms": round(p95, 1)}
         return {**found, "others": dict(self.others)}
+
+
+def _cpu(process: psutil.Process) -> float:
+    """Seconds that a process has worked."""
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
@@ -126,18 +137,20 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         load = Load(port)
         load.run(1, 3, writes=False)  # opens the scope, warms up
         load.clear()
+        cpu = _cpu(process)
         load.run(1, ALONE_SECONDS, writes=False)
-        alone = load.report()
+        alone = load.report(_cpu(process) - cpu)
         load.clear()
         load.run(args.clients, args.seconds / 10, writes=True)  # all buffers have their size
         load.clear()
-        before, cpu = process.memory_info().rss, sum(process.cpu_times()[:2])
+        before, cpu = process.memory_info().rss, _cpu(process)
         load.run(args.clients, args.seconds, writes=True)
-        after, cpu = process.memory_info().rss, sum(process.cpu_times()[:2]) - cpu
-        together = load.report()
+        after, cpu = process.memory_info().rss, _cpu(process) - cpu
+        together = load.report(cpu)
         load.clear()
+        begun = _cpu(process)
         load.run(3 * args.queue, OVERLOAD_SECONDS, writes=False)
-        beyond = load.report()
+        beyond = load.report(_cpu(process) - begun)
     ratio = float(str(together["recall_p95_ms"])) / float(str(alone["recall_p50_ms"]))
     return {
         "records": args.records,

@@ -11,7 +11,7 @@ from titans.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md"))
-REFERENCE = ("models", "training", "evaluation", "recall", "analyze")
+REFERENCE = ("models", "training", "evaluation", "recall", "server", "analyze")
 GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("docs/tutorials/*.md"))]
 GUIDES += [ROOT / "docs" / f"{name}.md" for name in REFERENCE]
 LOGS = sorted(ROOT.glob("docs/log/*.md"))
