@@ -54,6 +54,14 @@ UPDATES = [
     ("The party is on Saturday.", "The party was postponed to Sunday."),
     ("My address is 5 Oak Street.", "My address changed, it is 7 Elm Street."),
     ("My daughter is six years old.", "My daughter is seven years old."),
+    ("My doctor is Dr Adams.", "I have a new doctor, Dr Evans."),
+    ("Our landlord is Mr Hill.", "The house was sold, our landlord is Ms Lang now."),
+    ("I go to bed at nine.", "I changed my routine and go to bed at half past ten now."),
+    ("I take the tram to work.", "I take the train to work."),
+    ("My shoe size is 38.", "I wear shoe size 39 now."),
+    ("I pay 52 euros for electricity.", "I pay 63 euros for electricity."),
+    ("I set my alarm limit to two hours.", "I set my alarm limit to five hours."),
+    ("I meditate for ten minutes a day.", "I meditate for twenty minutes a day."),
 ]
 
 LOOK_ALIKES = [
@@ -68,6 +76,10 @@ LOOK_ALIKES = [
     ("I watched a film about space.", "I watched a film about bees."),
     ("We played chess yesterday.", "We played cards yesterday."),
     ("I have a bicycle.", "I have a car."),
+    ("My sister is Tina.", "My sister is Vera."),
+    ("I ran five miles.", "I ran six miles."),
+    ("I take the dog to the park.", "I take the train to work."),
+    ("I have two meetings today.", "I have three meetings today."),
     ("The red car is fast.", "The blue car is slow."),
     ("I met Paul at the station.", "I met Clara at the station."),
     ("My uncle works at a bank.", "My aunt works at a school."),
@@ -106,7 +118,7 @@ def test_successor_links_are_precise(real_memory: TextMemory):
             scope.close()
     precision = found["update"] / (found["update"] + found["look-alike"])
     assert precision >= 0.9, found
-    assert found["update"] >= 12, found
+    assert found["update"] >= 22, found
 
 
 def test_a_successor_leads_and_both_stay_readable(real_memory: TextMemory):
@@ -197,4 +209,4 @@ def test_generated_chains_lead_with_their_latest(real_memory: TextMemory):
                 found = memory.recall(question.text, 1, at=question.at)[0]
                 right += bool(question.answers & {found.id, *found.duplicates})
                 asked += 1
-    assert asked > 30 and right / asked >= 0.9
+    assert asked > 30 and right / asked >= 0.95

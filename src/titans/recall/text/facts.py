@@ -67,6 +67,17 @@ _SLOTS: dict[str, tuple[str, str]] = {
     "weight": (r"\bweigh(?:s|t)\b.*\d", "weight"),
     "age": (r"\b(?:am|is|turned) [\w-]+ years old\b", ""),
     "project": (r"\bproject\b.*\b(?:called|renamed)\b", "project"),
+    "bedtime": (
+        r"\b(?:go(?:es)? to (?:bed|sleep) (?:at|around)|bedtime is)\b",
+        "bed bedtime routine",
+    ),
+    "waking": (r"\b(?:get|gets|wake|wakes) up at\b", ""),
+    "commute": (r"\btakes? (?=the \w+ to (?:work|school|the office)\b)", "work office"),
+    "partner": (r"\b(?:dating [A-Z]|(?:girl|boy)friend is [A-Z])", "girlfriend boyfriend"),
+    "bank": (r"\b(?:banks? with|switched banks|bank is)\b", "bank"),
+    "school": (r"\b(?:goes|go) to (?:[\w']+ ){1,3}(?:school|college|university)\b", "school"),
+    "size": (r"\b(?:shoe|dress|shirt|ring) size\b", "shoe dress shirt ring size"),
+    "hair": (r"\b(?:dyed (?:my|her|his) hair|hair is)\b", "hair"),
 }
 _PATTERNS = {
     name: (re.compile(p, re.IGNORECASE if "[A-Z]" not in p else 0), set(nouns.split()))
@@ -85,12 +96,23 @@ _NAMED_BY = re.compile(
 )
 # "my password hint is", "the code of my bicycle lock changed to", "the party for my birthday takes"
 _FRAME = re.compile(
-    r"^(?:(?:actually|so|by the way|btw|update|correction|now|well)[,:]? )*"
+    r"(?:^|[,;] |\band )(?:(?:actually|so|by the way|btw|update|correction|now|well)[,:]? )*"
     r"(?:my|our|the|his|her|their|\w+['\u2019]s) (?P<noun>[\w' -]{2,60}?)"
     r",? (?:(?:is|are|was|were|will be|went|got)(?: now| called| on| at| in)?|(?:has )?changed"
     r"|takes place|leaves?|starts?|opens?|closes?|costs?|switched|moved|expires|ends)\b",
     re.IGNORECASE,
 )
+# "my doctor is Dr Adams", "our landlord is now Ms Lang", "I have a new doctor, Dr Evans"
+_HOLDER = re.compile(
+    r"\b(?i:my|our|his|her|their|\w+['\u2019]s) (?:new )?(?P<noun>[a-z]+) (?:is|are) (?:now )?"
+    r"(?:called |named )?[A-Z\d]"
+    r"|\b(?:have|has|got|found) an? new (?P<new>[a-z]+)(?:,|:| called| named)? [A-Z]"
+)
+_SEVERAL = frozenset(
+    """aunt brother child colleague cousin daughter friend grandchild kid neighbour pet sister son
+    student uncle""".split()
+)
+"""What a person may have several of: a second name is no new value."""
 _ATTRIBUTES = frozenset(
     """address age appointment band birthday book budget code colour color course deadline diet exam
     film flight food gym hint hobby hometown interview job language major meeting movie name number
@@ -99,13 +121,13 @@ _ATTRIBUTES = frozenset(
 )
 _VALUES = ("diet", "relationship", "smoking")
 """Slots whose words are the values themselves."""
-TOPIC_STEMS = frozenset(
-    stem(word)
+_STEMS = {
+    name: {
+        stem(word) for word in re.findall(r"[a-z]{3,}", f"{pattern} {nouns}".replace("\\b", " "))
+    }
     for name, (pattern, nouns) in _SLOTS.items()
     if name not in _VALUES
-    for word in re.findall(r"[a-z]{3,}", f"{pattern} {nouns}".replace("\\b", " "))
-) | {stem(word) for word in _ATTRIBUTES}
-"""Words that name a topic, and are no value of it."""
+}
 _MANY = re.compile(r"\b(?:one of|some of|another|also|too|as well|other)\b", re.IGNORECASE)
 _SMALL = frozenset("of for the my our a an i new old now in on to".split())
 
@@ -121,12 +143,20 @@ def topics(text: str) -> set[Topic]:
             found.add(Topic(name, _subject(text[: match.end()], nouns)))
     for match in _NAMED_BY.finditer(text):
         found.add(Topic("name", stem(next(g for g in match.groups() if g).lower())))
-    frame = _FRAME.match(text)
-    if frame is not None:
+    for match in _HOLDER.finditer(text):
+        noun = (match["noun"] or match["new"]).lower()
+        if noun not in _SEVERAL:
+            found.add(Topic(stem(noun), ""))
+    for frame in _FRAME.finditer(text):
         nouns = [w for w in re.findall(r"[a-z]+", frame["noun"].lower()) if w not in _SMALL]
         if _ATTRIBUTES.intersection(nouns):
             found.add(Topic(" ".join(sorted(map(stem, nouns))), ""))
     return found
+
+
+def topic_stems(found: set[Topic]) -> set[str]:
+    """Stems of words that name these topics, and are no value of them."""
+    return {word for topic in found for word in _STEMS.get(topic.slot, topic.slot.split())}
 
 
 def _subject(before: str, nouns: set[str]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from titans.recall.text.acts import acts_of
-from titans.recall.text.facts import TOPIC_STEMS, topics
+from titans.recall.text.facts import topic_stems, topics
 from titans.recall.text.words import STOP_WORDS, stem, tells_when, words
 
 Link = Literal["duplicate", "successor"]
@@ -42,6 +42,17 @@ _ONE_VALUE = re.compile(
     r"|called|named|scheduled|favou?rite|birthday|starts?|leaves?|arrives?|opens?|closes?|earns?)\b",
     re.IGNORECASE,
 )
+_AMOUNT = re.compile(
+    r"(?:(?:half|quarter|past|to|[\d.,:]+|one|two|three|four|five|six|seven|eight|nine|ten|eleven"
+    r"|twelve|fifteen|twenty|thirty|forty|fifty|sixty|hundred|first|second|third|fourth|fifth|sixth"
+    r"|seventh|eighth|(?:mon|tues|wednes|thurs|fri|satur|sun)days?|am|pm)\s?)+"
+)
+_PAST = re.compile(
+    r"\b(?:\w+ed|was|were|had|did|went|got|ate|saw|bought|made|took|gave|met|found|ran|won|lost"
+    r"|spent|paid|read|wrote|drank|slept|came|said|told)\b",
+    re.IGNORECASE,
+)
+_SET_TO = re.compile(r"\b(?:set|changed?|switch(?:ed)?|moved?)\b.*\bto\b", re.IGNORECASE)
 _NEGATION = {
     "not",
     "no",
@@ -105,10 +116,13 @@ def is_update(
         return False
     shared, added = new_words & old_words, new_words - old_words
     about_one = topics(new.text) & topics(old.text)
-    if about_one and added - TOPIC_STEMS and old_words - new_words - TOPIC_STEMS:
+    named = topic_stems(about_one)
+    if about_one and added - named and old_words - new_words - named:
         return True
     if not shared or not added or cosine < SUCCESSOR_COSINE:
         return False
+    if _measures_again(new.text, old.text):
+        return True
     if _subject(new.text) != _subject(old.text):
         return False
     says_change = bool(_CHANGE.search(new.text)) and not _CHANGE.search(old.text)
@@ -145,6 +159,14 @@ def _coverage(of: NDArray[np.int8], by: NDArray[np.int8]) -> float:
 
 def _same_frame(new: str, old: str) -> bool:
     """One value differs and all else is the same: "the office is in Rome" and "... in Oslo"."""
+    before, values = _difference(new, old)
+    # The value stands behind the predicate; a difference before it is another subject.
+    is_one = len(before) >= 2 and 1 <= max(map(len, values)) <= 4
+    return is_one and bool(_ONE_VALUE.search(" ".join(before)))
+
+
+def _difference(new: str, old: str) -> tuple[list[str], tuple[list[str], list[str]]]:
+    """The words before the only place where two texts differ, and what each has there."""
     a, b = words(new), words(old)
     first = 0
     while first < min(len(a), len(b)) and a[first] == b[first]:
@@ -152,9 +174,19 @@ def _same_frame(new: str, old: str) -> bool:
     last = 0
     while last < min(len(a), len(b)) - first and a[-1 - last] == b[-1 - last]:
         last += 1
-    changed = max(len(a), len(b)) - first - last
-    # The value stands behind the predicate; a difference before it is another subject.
-    return first >= 2 and 1 <= changed <= 4 and bool(_ONE_VALUE.search(" ".join(a[:first])))
+    return a[:first], (a[first : len(a) - last], b[first : len(b) - last])
+
+
+def _measures_again(new: str, old: str) -> bool:
+    """The same sentence about what is now, with another number, time or day, or one that says
+    twice that something changed: "I pay 52 euros for power", "I set the limit to two hours now"."""
+    before, values = _difference(new, old)
+    if len(before) < 2 or not all(values) or tells_when(new):
+        return False
+    if _SET_TO.search(" ".join(before)):
+        return max(map(len, values)) <= 4
+    are_amounts = all(_AMOUNT.fullmatch(" ".join(value)) for value in values)
+    return are_amounts and not _PAST.search(new)
 
 
 def _subject(text: str) -> str:
