@@ -9,6 +9,7 @@ import pytest
 from recall.conftest import HASHING
 from titans.errors import StoreError
 from titans.recall import AsyncTextMemory, ScriptedGenerator, TextMemory
+from titans.recall.reader import ScopeReader
 
 
 def test_it_does_what_the_text_memory_does(tmp_path: Path):
@@ -26,6 +27,14 @@ def test_it_does_what_the_text_memory_does(tmp_path: Path):
             assert [r.text for r in many] == ["a", "b"]
 
     asyncio.run(use())
+
+
+def test_it_has_every_method_of_the_text_memory():
+    named = {name for name in vars(TextMemory) | vars(ScopeReader) if not name.startswith("_")}
+    methods = {name for name in named if callable(getattr(TextMemory, name))}
+    assert {"recall", "attend", "records"} <= methods
+    # Research looks at all features of a search; it has no event loop.
+    assert methods - {"search"} <= set(dir(AsyncTextMemory))
 
 
 def test_the_loop_goes_on_while_the_memory_works(tmp_path: Path):

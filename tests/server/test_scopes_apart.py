@@ -7,6 +7,7 @@ tables below fails the test.
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 import pytest
@@ -21,6 +22,8 @@ SECRET = "xylophone"
 """A word of the other scope's texts."""
 ID = "bob-1"
 """The id of one of them."""
+FIELDS = {"of": "bob"}
+"""Their metadata."""
 BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/memories": [{"text": "intrusion", "id": ID}, {"text": "intrusion"}],
     "/v1/memories/batch": [{"memories": [{"text": "intrusion", "id": "new"}]}],
@@ -49,16 +52,22 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 }
 """What to send with a POST or PATCH to each path."""
 QUERIES: dict[str, list[str]] = {
-    "/v1/memories": ["", f"?cursor={ID}", "?writer=bob", "?newest_first=true&limit=1000"],
+    "/v1/memories": [
+        *("", f"?cursor={ID}", "?writer=bob", "?newest_first=true&limit=1000"),
+        "?metadata=" + quote(json.dumps(FIELDS)),
+    ],
     "/v1/memories/why/{id}": ["", f"?query={SECRET[:5]}"],
 }
 WITHOUT_SCOPE = {"/health", "/metrics", "/v1/models", "/v1/scopes", "/v1/playground"}
 """Paths that ask for no scope; they must not tell of another, either."""
 TOOLS: dict[str, list[dict[str, Any]]] = {
     "remember": [{"text": "intrusion"}],
-    "recall": [{"query": "instrument", "k": 50}],
-    "forget": [{"id": ID}, {"before": "2100-01-01"}, {"speaker": "Bob", "preview": True}],
-    "list_memories": [{}, {"cursor": ID}],
+    "recall": [{"query": "instrument", "k": 50}, {"query": "instrument", "metadata": FIELDS}],
+    "forget": [
+        *({"id": ID}, {"before": "2100-01-01"}, {"speaker": "Bob", "preview": True}),
+        {"metadata": FIELDS},
+    ],
+    "list_memories": [{}, {"cursor": ID}, {"metadata": FIELDS}],
     "why": [{"id": ID}, {"id": ID, "query": "instrument"}],
     "mark": [{"id": ID, "expires": "2020-01-01"}, {"id": ID, "pinned": True}],
     "summary": [{}],
@@ -87,7 +96,9 @@ def fill(client: TestClient, tokens: dict[str, str]) -> None:
     for number in (1, 2):
         text = {"text": f"The {SECRET} is instrument {number}.", "id": f"bob-{number}"}
         assert client.post(
-            "/v1/memories", json={**text, "speaker": "Bob"}, headers=bearer(tokens["bob"])
+            "/v1/memories",
+            json={**text, "speaker": "Bob", "metadata": FIELDS},
+            headers=bearer(tokens["bob"]),
         ).is_success
 
 

@@ -71,6 +71,7 @@ class AsyncTextMemory:
     remember_many = _in_thread(TextMemory.remember_many)
     recall = _in_thread(TextMemory.recall)
     turn = _in_thread(TextMemory.turn)
+    attend = _in_thread(TextMemory.attend)
     forget = _in_thread(TextMemory.forget)
     expire = _in_thread(TextMemory.expire)
     mark = _in_thread(TextMemory.mark)
