@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.postgres import new_place
 from titans.recall import RecallConfig, TextMemory
 from titans.recall.encoder import MiniLMEncoder
 
@@ -16,9 +17,19 @@ def minilm() -> MiniLMEncoder:
     return MiniLMEncoder()
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new store may be, of either kind."""
+    return str(tmp_path / "memory.db") if request.param == "sqlite" else new_place()
+
+
+on_sqlite = pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+on_postgres = pytest.mark.parametrize("place", ["postgres"], indirect=True)
+
+
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[TextMemory]:
-    with TextMemory(tmp_path / "memory.db", config=HASHING) as opened:
+def memory(place: str) -> Iterator[TextMemory]:
+    with TextMemory(place, config=HASHING) as opened:
         yield opened
 
 

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from soak.victims import Acknowledge, kill_while
+from support.postgres import new_place
 from titans.errors import DataError, StoreError
 from titans.recall import RecallConfig, TextMemory, import_records
+from titans.recall.store.postgres import PostgresStore
+from titans.recall.store.rows import Answer
 from titans.recall.upkeep import find_damage
 
 CONFIG = RecallConfig(encoder="hashing:16", snapshot_every=3)
@@ -46,13 +49,17 @@ said = st.builds(
 
 
 class Memories(RuleBasedStateMachine):
-    """Two handles for each of two scopes of one file, and a dictionary."""
+    """Two handles for each of two scopes of one store, and a dictionary."""
+
+    def new_place(self) -> str:
+        """Where an empty store may be."""
+        return str(self.folder / "m.db")
 
     @initialize()
     def begin(self) -> None:
         """An empty store."""
         self.folder = Path(tempfile.mkdtemp())
-        self.path = self.folder / "m.db"
+        self.place = self.new_place()
         self.model: Model = {scope: {} for scope in SCOPES}
         self.persistent: dict[str, list[str]] = {scope: [] for scope in SCOPES}
         self.open: dict[tuple[str, int], TextMemory] = {}
@@ -61,7 +68,7 @@ class Memories(RuleBasedStateMachine):
         """A handle of a scope; it stays open."""
         key = (scope, handle)
         if key not in self.open:
-            self.open[key] = TextMemory(self.path, scope, CONFIG)
+            self.open[key] = TextMemory(self.place, scope, CONFIG)
         return self.open[key]
 
     @rule(scope=scopes, handle=handles, id=ids, new=said)
@@ -153,11 +160,7 @@ class Memories(RuleBasedStateMachine):
         if id in self.model[scope]:
             return
         memory = self.memory(scope, handle)
-        looks = iter(range(after))
-        # SQLite asks again and again whether to stop.
-        memory.store.db.set_progress_handler(  # type: ignore[attr-defined]
-            lambda: int(next(looks, None) is None), 50
-        )
+        self.disturb(memory, after)
         try:
             memory.remember(new.text, speaker=new.speaker, metadata=new.metadata, id=id)
         except StoreError:
@@ -165,7 +168,19 @@ class Memories(RuleBasedStateMachine):
         else:
             self.model[scope][id] = new
         finally:
-            memory.store.db.set_progress_handler(None, 0)  # type: ignore[attr-defined]
+            self.leave_alone(memory)
+
+    def disturb(self, memory: TextMemory, after: int) -> None:
+        """Let a store fail after so many steps."""
+        looks = iter(range(after))
+        # SQLite asks again and again whether to stop.
+        memory.store.db.set_progress_handler(  # type: ignore[attr-defined]
+            lambda: int(next(looks, None) is None), 50
+        )
+
+    def leave_alone(self, memory: TextMemory) -> None:
+        """Let it work again."""
+        memory.store.db.set_progress_handler(None, 0)  # type: ignore[attr-defined]
 
     @rule(scope=scopes, id=ids, new=said, seed=st.integers(0, 99), forgets=st.booleans())
     def crash(self, scope: str, id: str, new: Said, seed: int, forgets: bool) -> None:
@@ -175,7 +190,7 @@ class Memories(RuleBasedStateMachine):
             return
 
         def work(acknowledge: Acknowledge) -> None:
-            with TextMemory(self.path, scope, CONFIG) as memory:
+            with TextMemory(self.place, scope, CONFIG) as memory:
                 if forgets:
                     memory.forget(id)
                 else:
@@ -205,7 +220,7 @@ class Memories(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The store is sound after all of it."""
         try:
-            with TextMemory(self.path, "ann", CONFIG) as memory:
+            with TextMemory(self.place, "ann", CONFIG) as memory:
                 assert not list(find_damage(memory))
         finally:
             for memory in self.open.values():
@@ -213,6 +228,35 @@ class Memories(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+class PostgresMemories(Memories):
+    """The same on PostgreSQL."""
+
+    def new_place(self) -> str:
+        """The address of a store of its own."""
+        return new_place()
+
+    def disturb(self, memory: TextMemory, after: int) -> None:
+        """Let the connection break before one of the next statements."""
+        store, looks = memory.store, iter(range(after // 2))
+        assert isinstance(store, PostgresStore)
+        execute = store.execute
+
+        def fail(query: str, *values: object) -> Answer:
+            if next(looks, None) is None and store._db is not None:
+                store._db.close()
+            return execute(query, *values)
+
+        store.execute = fail
+
+    def leave_alone(self, memory: TextMemory) -> None:
+        """Let it work again."""
+        del memory.store.execute  # type: ignore[attr-defined]
+
+
+TestPostgresMemories = PostgresMemories.TestCase
+TestPostgresMemories.settings = settings(
+    max_examples=4, stateful_step_count=25, deadline=None, derandomize=True
+)
 TestMemories = Memories.TestCase
 TestMemories.settings = settings(
     max_examples=15, stateful_step_count=25, deadline=None, derandomize=True

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recall.conftest import HASHING
+from recall.conftest import HASHING, on_sqlite
 from titans.errors import DataError
 from titans.recall import TextMemory
 from titans.recall.search.index import BARE
@@ -31,6 +31,7 @@ def raw_bytes(path: Path) -> bytes:
     return b"".join(file.read_bytes() for file in files_of(path)).lower()
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     "how", [{"id": "7"}, {"before": DAY + timedelta(minutes=8)}, {"scope": "default"}]
 )
@@ -46,6 +47,7 @@ def test_nothing_of_a_forgotten_text_is_left_in_any_file(memory: TextMemory, how
     assert b"zanzibar" not in raw_bytes(path)
 
 
+@on_sqlite
 def test_forgotten_vectors_are_gone_too(memory: TextMemory):
     fill(memory)
     vector = memory._replica.index.column("vectors")[7, BARE].tobytes()
@@ -60,11 +62,12 @@ def test_the_neural_state_is_the_replay_of_what_is_left(memory: TextMemory):
     fill(memory)
     before = memory._replica.state.weights.copy()
     memory.forget("7")
-    memory._replica.refresh()
-    after = memory._replica.state
-    state = memory.neural.initial_state()
-    for _, data in memory.store.neural_writes(memory._replica.scope_id, 0, 10**9):
-        state = memory.neural.absorb(state, memory._replica._write_from(data))
+    with memory.store.reading():
+        memory._replica.refresh()
+        after = memory._replica.state
+        state = memory.neural.initial_state()
+        for _, data in memory.store.neural_writes(memory._replica.scope_id, 0, 10**9):
+            state = memory.neural.absorb(state, memory._replica._write_from(data))
     np.testing.assert_allclose(after.weights, state.weights, atol=1e-6, rtol=1e-5)
     assert np.abs(after.weights - before).max() > 1e-2
 
@@ -91,7 +94,10 @@ def test_no_write_that_stays_holds_the_forgotten_vector(memory: TextMemory):
     fill(memory, count=12)
     gone = memory._replica.index.bare(7)
     memory.forget("7")
-    for _, data in memory.store.neural_writes(memory._replica.scope_id, 0, 10**9):
+    with memory.store.reading():
+        logged = list(memory.store.neural_writes(memory._replica.scope_id, 0, 10**9))
+    assert logged
+    for _, data in logged:
         write = memory._replica._write_from(data)
         for vector in (*write.keys, *write.values):
             assert abs(float(unit(vector) @ unit(gone))) < 0.5
@@ -109,9 +115,9 @@ def test_a_forgotten_record_is_unknown_and_its_id_free(memory: TextMemory):
         memory.forget("7", before=DAY)
 
 
-def test_another_open_memory_notices(memory: TextMemory):
+def test_another_open_memory_notices(place: str, memory: TextMemory):
     fill(memory)
-    with TextMemory(memory.store.path, config=HASHING) as other:
+    with TextMemory(place, config=HASHING) as other:
         assert other.recall(SECRET, 1)[0].id == "7"
         other.forget("7")
     assert all(r.id != "7" for r in memory.recall(SECRET, 30))
@@ -133,6 +139,7 @@ def test_forgetting_before_a_time_is_exclusive(memory: TextMemory):
     assert [r.id for r in memory.records()] == [str(i) for i in range(4, 10)]
 
 
+@on_sqlite
 def test_the_file_is_not_written_anew_for_one_record_but_made_smaller_for_many(memory: TextMemory):
     fill(memory, count=200)
     memory.forget("7")
@@ -170,6 +177,7 @@ def test_what_sqlite_leaves_of_deleted_rows_is_overwritten(tmp_path: Path):
         assert sorted(left) == sorted(row for row in rows if row[0] not in set(gone))
 
 
+@on_sqlite
 @pytest.mark.parametrize("by", ["a writer", "the next open"])
 def test_what_a_reader_holds_back_is_removed_later(memory: TextMemory, monkeypatch, by: str):
     monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
@@ -191,6 +199,7 @@ def test_what_a_reader_holds_back_is_removed_later(memory: TextMemory, monkeypat
         assert memory.forget("8").is_complete
 
 
+@on_sqlite
 def test_what_is_forgotten_while_an_older_scrub_waits_is_removed_too(
     memory: TextMemory, monkeypatch
 ):
@@ -204,6 +213,7 @@ def test_what_is_forgotten_while_an_older_scrub_waits_is_removed_too(
     assert memory.store.is_clean and b"zanzibar" not in raw_bytes(memory.store.path)
 
 
+@on_sqlite
 def test_a_copied_store_opens_elsewhere(memory: TextMemory, tmp_path: Path):
     fill(memory)
     expected = [(r.id, r.score) for r in memory.recall("thing", 5)]

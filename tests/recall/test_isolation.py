@@ -10,13 +10,8 @@ from titans.errors import DataError, StoreError
 from titans.recall import TextMemory
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "m.db"
-
-
-def test_a_handle_of_a_forgotten_scope_sees_nothing_of_the_next_one(path: Path):
-    with TextMemory(path, "alice", HASHING) as alice, TextMemory(path, "bob", HASHING) as bob:
+def test_a_handle_of_a_forgotten_scope_sees_nothing_of_the_next_one(place: str):
+    with TextMemory(place, "alice", HASHING) as alice, TextMemory(place, "bob", HASHING) as bob:
         alice.remember("alice's PIN is 1234")
         alice.forget(scope="alice")
         bob.remember("bob's PIN is 4711", time="2024-01-01")
@@ -28,8 +23,8 @@ def test_a_handle_of_a_forgotten_scope_sees_nothing_of_the_next_one(path: Path):
         assert [r.text for r in bob.recall("PIN", 9)] == ["bob's PIN is 4711"]
 
 
-def test_a_scope_that_was_forgotten_and_made_anew_is_noticed_by_every_handle(path: Path):
-    with TextMemory(path, "a", HASHING) as one, TextMemory(path, "a", HASHING) as other:
+def test_a_scope_that_was_forgotten_and_made_anew_is_noticed_by_every_handle(place: str):
+    with TextMemory(place, "a", HASHING) as one, TextMemory(place, "a", HASHING) as other:
         for i in range(5):
             one.remember(f"old tale{i}")
         assert len(other.recall("tale", 9)) == 5
@@ -40,8 +35,8 @@ def test_a_scope_that_was_forgotten_and_made_anew_is_noticed_by_every_handle(pat
             assert memory.stats()["records"] == 1
 
 
-def test_a_first_write_that_is_rolled_back_ties_the_handle_to_nothing(path: Path, monkeypatch):
-    with TextMemory(path, "alice", HASHING) as alice, TextMemory(path, "bob", HASHING) as bob:
+def test_a_first_write_that_is_rolled_back_ties_the_handle_to_nothing(place: str, monkeypatch):
+    with TextMemory(place, "alice", HASHING) as alice, TextMemory(place, "bob", HASHING) as bob:
         with monkeypatch.context() as patched:
             patched.setattr(alice.store, "add_record", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
@@ -54,12 +49,13 @@ def test_a_first_write_that_is_rolled_back_ties_the_handle_to_nothing(path: Path
         assert len(bob.records()) == 1
 
 
-def test_numbers_of_scopes_are_never_used_again(path: Path):
+def test_numbers_of_scopes_are_never_used_again(place: str):
     seen: list[int] = []
-    with TextMemory(path, "a", HASHING) as memory:
+    with TextMemory(place, "a", HASHING) as memory:
         for _ in range(3):
             memory.remember("here and gone")
-            head = memory.store.head("a")
+            with memory.store.reading():
+                head = memory.store.head("a")
             assert head is not None
             seen.append(head.scope_id)
             memory.forget(scope="a")
@@ -69,8 +65,8 @@ def test_numbers_of_scopes_are_never_used_again(path: Path):
 HOSTILE = ["x_s2xzebra s2xzebra", "zebra_s1xzebra", "zebra _ __ s1 s2x \u017f2xzebra"]
 
 
-def test_what_one_scope_writes_moves_nothing_in_another(path: Path):
-    """Rankings, scores, surprise and the gate of a scope are those of a store of its own."""
+def test_what_one_scope_writes_moves_nothing_in_another(place: str, tmp_path: Path):
+    """Rankings, scores, surprise and the gate of a scope are those of a file of its own."""
     texts = [f"the zebra number{i} eats grass{i % 3}" for i in range(12)]
 
     def measure(memory: TextMemory) -> list[object]:
@@ -79,9 +75,12 @@ def test_what_one_scope_writes_moves_nothing_in_another(path: Path):
         found = [(r.id, r.score) for q in ("zebra", "grass1") for r in memory.recall(q, 12)]
         return [found, [r.surprise for r in memory.records()], memory._replica.gate()]
 
-    with TextMemory(path.with_name("alone.db"), "second", HASHING) as memory:
+    with TextMemory(tmp_path / "alone.db", "second", HASHING) as memory:
         alone = measure(memory)
-    with TextMemory(path, "first", HASHING) as first, TextMemory(path, "second", HASHING) as second:
+    with (
+        TextMemory(place, "first", HASHING) as first,
+        TextMemory(place, "second", HASHING) as second,
+    ):
         for text in HOSTILE * 5:
             first.remember(text)
         assert measure(second) == alone
@@ -90,8 +89,8 @@ def test_what_one_scope_writes_moves_nothing_in_another(path: Path):
 @pytest.mark.parametrize(
     "word", ["größe", "müller", "łódź", "max_token", "__init__", "naïve", "x_s2xzebra", "4829105"]
 )
-def test_words_of_every_form_are_found(path: Path, word: str):
-    with TextMemory(path, "first", HASHING) as memory:
+def test_words_of_every_form_are_found(place: str, word: str):
+    with TextMemory(place, "first", HASHING) as memory:
         for i in range(20):
             memory.remember(f"filler{i} of talk{i % 3}", id=str(i))
         memory.remember(f"They spoke of {word} for hours.", id="it")
@@ -99,8 +98,8 @@ def test_words_of_every_form_are_found(path: Path, word: str):
         assert found.id == "it" and found.parts.lexical > 0
 
 
-def test_letters_without_their_accents_find_those_with_them(path: Path):
-    with TextMemory(path, config=HASHING) as memory:
+def test_letters_without_their_accents_find_those_with_them(place: str):
+    with TextMemory(place, config=HASHING) as memory:
         memory.remember("We met in the café.", id="it", time="2024-01-01")
         memory.remember("Rain fell all day.", id="other", time="2024-02-01")
         for asked in ("cafe", "café", "cafe\u0301"):
@@ -118,7 +117,8 @@ def test_an_exact_number_is_first_among_its_like(tmp_path: Path, minilm):
         assert sum(n in text for n, text in zip(numbers, first, strict=True)) == len(numbers)
 
 
-def test_a_store_deleted_or_replaced_under_an_open_handle_acknowledges_nothing(path: Path):
+def test_a_store_deleted_or_replaced_under_an_open_handle_acknowledges_nothing(tmp_path: Path):
+    path = tmp_path / "m.db"
     with TextMemory(path, config=HASHING) as memory:
         memory.remember("kept")
         path.rename(path.with_suffix(".moved"))

@@ -1,6 +1,8 @@
 """Expiry, importance and pinning: in the store, in old stores, and in what is recalled."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from recall.conftest import HASHING
 from titans.errors import DataError, StoreError
 from titans.recall import TextMemory, export_records, import_records
-from titans.recall.store import Marks, SQLiteStore, StoredPassage, StoredRecord
+from titans.recall.store import Marks, Store, StoredPassage, StoredRecord, open_store
 from titans.recall.store.seal import SEALED, seal
 from titans.recall.upkeep import find_damage, repair
 
@@ -21,12 +23,13 @@ def stored(id: str, marks: Marks) -> StoredRecord:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SQLiteStore:
-    return SQLiteStore(tmp_path / "m.db")
+def store(place: str) -> Iterator[Store]:
+    with closing(open_store(place)) as opened:
+        yield opened
 
 
-def test_the_store_tells_what_was_marked_since(store: SQLiteStore) -> None:
-    passage = StoredPassage([], 0, b"", b"")
+def test_the_store_tells_what_was_marked_since(store: Store) -> None:
+    passage = StoredPassage([], 0, b"\0" * 8, b"")
     with store.writing():
         scope, other = store.create_scope("ann"), store.create_scope("bob")
         first = store.add_record(scope, stored("a", Marks()), [passage], None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recall.conftest import HASHING
+from recall.conftest import HASHING, on_sqlite
 from titans.errors import DataError
 from titans.recall import (
     ScriptedGenerator,
@@ -35,14 +35,16 @@ def test_what_is_remembered_is_recalled_verbatim(memory: TextMemory):
     assert all(0 <= part <= 1 for part in vars(found.parts).values())
 
 
-def test_the_same_id_again_changes_nothing_and_another_text_is_an_error(memory: TextMemory):
+def test_the_same_id_again_changes_nothing_and_another_text_is_an_error(
+    place: str, memory: TextMemory
+):
     first = memory.remember("I like tea.", id="a")
     again = memory.remember("I like tea.", id="a")
     assert first.is_new and not again.is_new
     assert len(memory.records()) == 1
     with pytest.raises(DataError, match="another text"):
         memory.remember("I like coffee.", id="a")
-    other = TextMemory(memory.store.path, "other", HASHING)
+    other = TextMemory(place, "other", HASHING)
     assert other.remember("I like coffee.", id="a").is_new
     other.close()
 
@@ -73,6 +75,7 @@ def test_threshold_compares_with_score_and_zero_drops_nothing(memory: TextMemory
     assert [r.score for r in everything] == sorted((r.score for r in everything), reverse=True)
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -91,6 +94,7 @@ def test_an_empty_store_answers_nothing(memory: TextMemory):
     assert memory.stats()["records"] == 0
 
 
+@on_sqlite
 @pytest.mark.parametrize("text", ["", "   ", "\n"])
 def test_empty_text_is_refused(memory: TextMemory, text):
     with pytest.raises(DataError, match="empty"):
@@ -127,6 +131,7 @@ def test_invalid_unicode_and_metadata_are_explained(memory: TextMemory):
         memory.remember("fine", metadata=[1])
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -205,6 +210,7 @@ def test_export_and_import_give_the_same_answers(memory: TextMemory, tmp_path: P
         assert copy.recall("dog")[0].score == memory.recall("dog")[0].score
 
 
+@on_sqlite
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"id": "a"}', '{"text": "a", "colour": 1}'])
 def test_wrong_lines_are_named(memory: TextMemory, line):
     with pytest.raises(DataError, match="line 2"):

@@ -11,9 +11,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from support.postgres import PASSWORD, new_place
 from titans.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
@@ -21,7 +23,7 @@ SERVE = [sys.executable, "-m", "titans.cli.main", "serve"]
 
 
 @contextmanager
-def serving(store: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(store: str | Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server's address and its process."""
     options = ["--store", str(store), "--encoder", "hashing:64", "--port", "0", "--llm", "echo"]
     env = {**os.environ, "OPENAI_API_KEY": "none"}
@@ -32,7 +34,7 @@ def serving(store: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[st
         try:
             line = p.stderr.readline()
             found = re.match(r"(http://\S+) \(store .*; no key needed on this machine\)", line)
-            assert found, line + p.stderr.read()
+            assert found and "7719" not in line, line + p.stderr.read()
             yield found[1], p
         finally:
             p.kill()
@@ -74,6 +76,25 @@ def test_what_was_acknowledged_survives_kills(tmp_path: Path):
                 kept.append(call(f"{url}/v1/memories", text)["id"])
             process.kill()
     assert len(kept) == 10
+
+
+def test_two_servers_share_a_postgresql_store_and_show_no_password(tmp_path: Path):
+    password = quote(PASSWORD, safe="")
+    place = new_place("secret").replace("secret@", f"secret:{password}@")
+    with (
+        serving(place, "--keys", str(tmp_path / "a")) as (one, first),
+        serving(place, "--keys", str(tmp_path / "b")) as (other, _),
+    ):
+        for number, url in enumerate((one, other) * 3):
+            call(f"{url}/v1/memories", {"text": f"server says number{number}", "id": str(number)})
+        for url in (one, other):
+            asked = {"query": "What is number4?", "k": 1}
+            assert call(f"{url}/v1/memories/recall", asked)["memories"][0]["id"] == "4"
+        first.kill()
+        assert len(call(f"{other}/v1/memories")["memories"]) == 6
+        assert first.stderr is not None
+        log = first.stderr.read()
+    assert "7719" not in log and "p4ss" not in log
 
 
 def test_a_server_without_a_playground_starts_without_the_models():

@@ -16,6 +16,7 @@ from evaluation.subjects import CARD, Scripted, needle_in_text
 from golden.files import DATA
 from soak.driver import count, suite
 from soak.victims import Acknowledge, kill_while
+from support.postgres import new_place, server
 from titans.evaluation.record import Record
 from titans.evaluation.runner import run_task
 from titans.files import writing
@@ -54,7 +55,7 @@ def told(number: int) -> str:
     return f"ann tells story{number} of town{number % 5}"
 
 
-def assert_sound(path: Path) -> dict[str, str]:
+def assert_sound(path: str | Path) -> dict[str, str]:
     """Nothing in the store is damaged, bob has what he had; returns ann's texts by id."""
     with TextMemory(path, "ann", CONFIG) as ann, TextMemory(path, "bob", CONFIG) as bob:
         damage = list(find_damage(ann))
@@ -135,6 +136,37 @@ def forget(work: Path, rng: random.Random) -> str:
     content = b"".join(file.read_bytes() for file in work.iterdir())
     for number in gone:
         assert f"story{number} ".encode() not in content, "a forgotten text is still in a file"
+    return f"{len(said)} acknowledged"
+
+
+@suite("kill.postgres", prepare=server)
+def postgres(work: Path, rng: random.Random) -> str:
+    """A writer of PostgreSQL is killed: what it acknowledged is there, or forgotten, and whole."""
+    place = new_place()
+    with TextMemory(place, "bob", CONFIG) as bob, TextMemory(place, "ann", CONFIG) as ann:
+        for number, text in enumerate(OTHERS):
+            bob.remember(text, id=str(number))
+        for number in range(5):
+            ann.remember(told(number), id=str(number), speaker="ann")
+
+    def write(acknowledge: Acknowledge) -> None:
+        with TextMemory(place, "ann", CONFIG) as memory:
+            for number in range(5, 13):
+                memory.remember(told(number), id=str(number), speaker="ann")
+                acknowledge(str(number))
+                memory.forget(str(number - 5))
+                acknowledge(str(number - 5))
+
+    said = kill_while(write, rng, seconds=0.6, calls=600)
+    found = assert_sound(place)
+    wanted = {str(number) for number in range(5)}
+    steps = [str(number) for n in range(5, 13) for number in (n, n - 5)]
+    assert said == steps[: len(said)]
+    for step in said:
+        wanted ^= {step}
+    # The step under way is done or not.
+    assert set(found) in (wanted, wanted ^ set(steps[len(said) : len(said) + 1]))
+    assert all(found[i] == told(int(i)) for i in found)
     return f"{len(said)} acknowledged"
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
 from soak.driver import count, wait
 
@@ -17,7 +18,7 @@ DISK_CALLS = frozenset(
     """chmod chown close commit execute executemany flush fsync ftruncate link mkdir open remove
     rename replace rmdir save_file serialize_file symlink truncate unlink write""".split()
 )
-"""Functions written in C by which a program changes files, by their names."""
+"""Functions by which a program changes files (in C) or a database (psycopg's), by their names."""
 
 
 def kill_while(
@@ -65,12 +66,17 @@ def _work(work: Work, pipe: int, number: int | None, after: bool, *, is_server: 
     """The child: do the work, to its end or to the call at which it dies."""
     left = number or 0
 
-    def watch(frame: object, event: str, argument: object) -> None:
+    def watch(frame: FrameType, event: str, argument: object) -> None:
         nonlocal left
-        if event == ("c_return" if after else "c_call"):
+        kind = "return" if after else "call"
+        if event == f"c_{kind}":
             left -= getattr(argument, "__name__", "") in DISK_CALLS
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
+        elif event == kind and "psycopg" in frame.f_code.co_filename:
+            left -= frame.f_code.co_name in DISK_CALLS
+        else:
+            return
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     code = 0
     try:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titans.cli.store_options import as_json, default_store
+from titans.cli.store_options import as_json, data_folder, default_store
 
 if TYPE_CHECKING:
     from titans.server.keys import KeyRing, Right
@@ -69,7 +69,7 @@ def open_ring(args: argparse.Namespace) -> "KeyRing":
     from titans.server.keys import KeyRing, keys_folder
 
     store = args.store or default_store()
-    return KeyRing(args.keys or keys_folder(store) or default_store().with_name("server.keys"))
+    return KeyRing(args.keys or keys_folder(store) or data_folder() / "server.keys")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import logging
 
-from titans.cli.store_options import add_store_options, memory_options, store_path
+from titans.cli.store_options import add_store_options, memory_options, store_place
 from titans.errors import ConfigError
 
 EXAMPLES = """examples:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from titans.server.verbs import Verbs
 
     logging.basicConfig(level=logging.WARNING)
-    place = store_path(args, must_exist=False)
+    place = store_place(args, must_exist=False)
     settings, encoder = memory_options(args)
     with TextMemory(place, args.scope, settings, encoder=encoder) as memory:
         encoder = memory.encoder

@@ -14,7 +14,7 @@ from titans.cli.store_options import (
     open_memory,
     print_record,
     show,
-    store_path,
+    store_place,
 )
 from titans.cli.values import LARGEST_SEED, number, whole
 
@@ -99,7 +99,8 @@ def _stats(args: argparse.Namespace) -> dict[str, object]:
     with open_memory(args, must_exist=True) as memory:
         found: dict[str, object] = dict(memory.stats())
         if args.scopes:
-            found["scope_names"] = memory.store.scopes()
+            with memory.store.reading():
+                found["scope_names"] = memory.store.scopes()
     return found
 
 
@@ -143,9 +144,13 @@ def _check(args: argparse.Namespace) -> dict[str, object]:
 
 def _repair(args: argparse.Namespace) -> dict[str, object]:
     from titans.cli.progress import Bar
+    from titans.errors import StoreError
+    from titans.recall.store import shown
     from titans.recall.upkeep import repair
 
-    path = store_path(args, must_exist=True)
+    path = store_place(args, must_exist=True)
+    if not isinstance(path, Path):
+        raise StoreError(f"{shown(path)} is on a server, and repair mends files: restore a backup")
     config, encoder = memory_options(args)
     with Bar("records") as bar:
         done = repair(path, config, encoder=encoder, progress=bar.reach)

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from titans.cli.keys import add_keys_option, open_ring
-from titans.cli.store_options import add_store_options, memory_options, store_path
+from titans.cli.store_options import add_store_options, memory_options, store_place
 from titans.cli.values import number, whole
 from titans.errors import ConfigError
 
@@ -86,6 +86,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until it is stopped."""
+    from titans.recall.store import shown
+
     try:
         import uvicorn
 
@@ -115,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     with _listen(config.host, config.port) as listener:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("titans.server").setLevel(logging.INFO)
-        place = store_path(args, must_exist=False)
+        place = store_place(args, must_exist=False)
         settings, encoder = memory_options(args)
         app = create_app(
             place,
@@ -130,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         host, port = listener.getsockname()[:2]
         who = "every call needs a key" if ring else "no key needed on this machine"
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        print(f"http://{address} (store {place}; {who})", file=sys.stderr, flush=True)
+        print(f"http://{address} (store {shown(place)}; {who})", file=sys.stderr, flush=True)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

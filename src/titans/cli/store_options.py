@@ -20,7 +20,9 @@ def add_store_options(parser: argparse.ArgumentParser, *, with_scope: bool = Tru
     # are loaded, which is later.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser.add_argument(
-        "--store", type=Path, help="the store's file (TITANS_STORE, else the user's data folder)"
+        "--store",
+        type=_place,
+        help="a file, or postgresql://... (TITANS_STORE, else the user's data folder)",
     )
     if with_scope:
         parser.add_argument("--scope", default="default", help="whose memory (default)")
@@ -61,37 +63,49 @@ def filter_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("before", "after", "speaker", "metadata")}
 
 
-def default_store() -> Path:
+def _place(text: str) -> str | Path:
+    """A store: the path of a file, or an address."""
+    return text if "://" in text else Path(text)
+
+
+def default_store() -> str | Path:
     """TITANS_STORE, or memory.db in the user's data folder."""
     chosen = os.environ.get("TITANS_STORE")
-    if chosen:
-        return Path(chosen)
+    return _place(chosen) if chosen else data_folder() / "memory.db"
+
+
+def data_folder() -> Path:
+    """Where this program keeps a user's data."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Application Support"
     else:
         base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "titans" / "memory.db"
+    return base / "titans"
 
 
 def open_memory(args: argparse.Namespace, *, must_exist: bool = False) -> "TextMemory":
     """The text memory that the options name."""
     from titans.recall import TextMemory
 
-    path = store_path(args, must_exist=must_exist)
+    place = store_place(args, must_exist=must_exist)
     config, encoder = memory_options(args)
-    return TextMemory(path, args.scope, config, encoder=encoder)
+    return TextMemory(place, args.scope, config, encoder=encoder)
 
 
-def store_path(args: argparse.Namespace, *, must_exist: bool) -> Path:
-    """The file that the options name."""
+def store_place(args: argparse.Namespace, *, must_exist: bool) -> str | Path:
+    """The store that the options name.
+
+    Args:
+        must_exist: refuse a file that is not there; a server says itself what is wrong.
+    """
     from titans.errors import StoreError
 
-    path = args.store or default_store()
-    if must_exist and not path.exists():
-        raise StoreError(f"{path} does not exist: nothing was remembered yet (titans remember)")
-    return path
+    place = args.store or default_store()
+    if must_exist and isinstance(place, Path) and not place.exists():
+        raise StoreError(f"{place} does not exist: nothing was remembered yet (titans remember)")
+    return place
 
 
 def memory_options(args: argparse.Namespace) -> tuple["RecallConfig | None", "Encoder | None"]:

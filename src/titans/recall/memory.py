@@ -57,8 +57,8 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
     """A scope of a store: `remember`, `recall`, `turn`, `forget`.
 
     Args:
-        place: the path of an SQLite file, made if it is not there; or a store that is open, which
-            is closed with the memory.
+        place: the path of an SQLite file, made if it is not there; `postgresql://...`; or a store
+            that is open, which is closed with the memory.
         scope: whose memory: a user, an agent, a conversation. Scopes never see each other.
         config: settings; by default those of the store, or the default preset for a new one.
         encoder: an encoder that is loaded already; by default the one `config` names.
@@ -222,7 +222,7 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
 
     def _known(self, record_id: str, text: str) -> Record | None:
         """A record with this id, if there is one; another text under it is an error."""
-        with self.store.reading():
+        with self.store.reading(self.scope):
             head = self.store.head(self.scope)
             found = None if head is None else self.store.find(head.scope_id, record_id)
             if head is None or found is None:
@@ -233,7 +233,10 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
     def _write(self, new: NewText) -> tuple[Record, Observation]:
         (done,) = write_texts(self._replica, [new])
         assert self._replica.scope_id is not None
-        links = self._linked_ids(self._replica.scope_id, [done.record])
+        links: dict[int, str] = {}
+        if done.record.duplicate_of or done.record.successor_of:
+            with self.store.reading(self.scope):
+                links = self._linked_ids(self._replica.scope_id, [done.record])
         return to_record(done.record, links, is_new=done.is_new), done.observed
 
     # Recall
@@ -272,7 +275,7 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
             today = end.date()
             known = to_microseconds(end) + 1
             wanted = replace(wanted, before=min(known, wanted.before or known))
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             self._replica.refresh()
             hits = self._searcher.search(query, wanted, today)
             found = Assembly(self._replica, explain).build(hits, k, threshold or 0.0, exclude=None)
@@ -282,7 +285,7 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
 
     def search(self, query: str) -> Hits:
         """Every candidate passage with its features: what `recall` ranks (to fit or to study)."""
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             self._replica.refresh()
             return self._searcher.search(query, Filter(), best=max(len(self._replica.index), 1))
 
@@ -331,7 +334,7 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
             now = to_microseconds(datetime.now(UTC))
             new = NewText(uuid.uuid4().hex, prompt, speaker, now, metadata, passages)
             record, observed = self._write(new)
-            with self.store.reading():
+            with self.store.reading(self.scope):
                 self._replica.refresh()
                 if self.config.retrieval == "memory":
                     hits = self._searcher.search_observed(observed, wanted)

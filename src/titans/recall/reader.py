@@ -26,7 +26,7 @@ class ScopeReader:
     def get(self, id: str) -> Record | None:
         """A record by its id."""
         check_words(id=id)
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             head = self.store.head(self.scope)
             found = None if head is None else self.store.find(head.scope_id, id)
             if head is None or found is None:
@@ -35,7 +35,7 @@ class ScopeReader:
 
     def history(self, id: str) -> list[Record]:
         """How what a record states has changed: its statements, oldest first."""
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             self._replica.refresh()
             return history(self._replica, self._stored(id)[1].seq)
 
@@ -48,7 +48,7 @@ class ScopeReader:
         check_count(1, count=count)
         with self._lock:
             self._save_recalls()
-            with self.store.reading():
+            with self.store.reading(self.scope):
                 self._replica.refresh()
                 return summarise(self._replica, count, to_microseconds(datetime.now(UTC)))
 
@@ -90,7 +90,7 @@ class ScopeReader:
         check_words(beyond=beyond)
         if limit is not None:
             check_count(0, limit=limit)
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             head = self.store.head(self.scope)
             if head is None:
                 return []
@@ -110,7 +110,7 @@ class ScopeReader:
 
     def stats(self) -> dict[str, Any]:
         """How much the scope holds and how surprised it was."""
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             self._replica.refresh()
             number = self._replica.scope_id
             counts = self.store.counts(number) if number is not None else {"records": 0}
@@ -130,7 +130,7 @@ class ScopeReader:
     @property
     def persistent_texts(self) -> list[str]:
         """Texts that stand in every prompt of this scope."""
-        with self._lock, self.store.reading():
+        with self._lock, self.store.reading(self.scope):
             head = self.store.head(self.scope)
             return [] if head is None else self.store.persistent_texts(head.scope_id)
 

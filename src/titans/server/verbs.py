@@ -319,7 +319,7 @@ def _need_trust(caller: Caller) -> None:
 
 
 def _check_exists(memory: TextMemory) -> None:
-    with memory.store.reading():
+    with memory.store.reading(memory.scope):
         if memory.store.head(memory.scope) is None:
             raise Refusal(404, "not_found", "nothing was ever remembered in this scope")
 

@@ -18,13 +18,11 @@ from titans.errors import StoreError
 from titans.files import check_path
 from titans.recall.store.erasure import overwrite_gaps
 from titans.recall.store.migrations import APPLICATION_ID, MIGRATIONS, migrate, schema_version
-from titans.recall.store.rows import Answer, Rows
+from titans.recall.store.rows import BUSY_SECONDS, Answer, Rows
 from titans.recall.store.seal import Value
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """What a query raises; the second if Python cannot read what SQLite says of a damaged schema."""
-BUSY_SECONDS = 30.0
-"""How long a writer waits for another process before it gives up."""
 FREE_SHARE = 0.25
 """A file with more free pages than this share is written anew after forgetting, to be smaller."""
 ATTEMPTS = 5

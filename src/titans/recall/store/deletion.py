@@ -26,13 +26,13 @@ def delete_records(store: Rows, scope_id: int, seqs: Sequence[int]) -> None:
     """Remove records with all that belongs to them."""
     in_gone, gone = store.among("seq", seqs)
     query = f"SELECT seq, successor_of FROM records WHERE scope = ? AND {in_gone}"
-    updated: dict[Value, Value] = dict(store.execute(query, scope_id, gone).fetchall())
+    updated: dict[Value, Value] = dict(store.execute(query, scope_id, *gone).fetchall())
     passages = f"(SELECT id FROM passages WHERE scope = ? AND {in_gone})"
-    _delete_postings(store, passages, (scope_id, gone))
-    store.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}", scope_id, gone)
+    _delete_postings(store, passages, (scope_id, *gone))
+    store.execute(f"DELETE FROM passage_tokens WHERE passage IN {passages}", scope_id, *gone)
     for table in ("passages", "neural_writes", "records"):
         query = f"DELETE FROM {table} WHERE scope = ? AND {in_gone}"
-        count = store.execute(query, scope_id, gone).rowcount
+        count = store.execute(query, scope_id, *gone).rowcount
     # Snapshots hold all that was written before.
     query = "DELETE FROM snapshots WHERE scope = ? AND seq >= ?"
     store.execute(query, scope_id, min(seqs))
@@ -51,7 +51,7 @@ def _delete_blocks(store: Rows, scope_id: int, seqs: Sequence[int]) -> None:
     ends = [int(row[0]) for row in store.execute(query, scope_id).fetchall()]
     places = {bisect_left(ends, seq) for seq in seqs}
     condition, gone = store.among("last_seq", [ends[p] for p in places if p < len(ends)])
-    store.execute(f"DELETE FROM index_blocks WHERE scope = ? AND {condition}", scope_id, gone)
+    store.execute(f"DELETE FROM index_blocks WHERE scope = ? AND {condition}", scope_id, *gone)
 
 
 def _delete_postings(store: Rows, passages: str, values: tuple[Any, ...]) -> None:
@@ -59,11 +59,11 @@ def _delete_postings(store: Rows, passages: str, values: tuple[Any, ...]) -> Non
     fewer = {term: count for count, term in store.execute(query, *values).fetchall()}
     store.execute(f"DELETE FROM postings WHERE passage IN {passages}", *values)
     in_fewer, terms = store.among("id", list(fewer))
-    rows = list(store.select("terms", in_fewer, terms))
+    rows = list(store.select("terms", in_fewer, *terms))
     left = [(*kept, count - fewer[kept[0]]) for *kept, count in rows]
     store.insert_many("terms", [row for row in left if row[-1] > 0], replace=True)
     in_unused, terms = store.among("id", [row[0] for row in left if row[-1] <= 0])
-    store.execute(f"DELETE FROM terms WHERE {in_unused}", terms)
+    store.execute(f"DELETE FROM terms WHERE {in_unused}", *terms)
 
 
 def _mend_links(
@@ -85,7 +85,7 @@ def _mend_links(
     repeats, _ = store.among("duplicate_of", seqs)
     where = f"scope = ? AND ({updates} OR {repeats}) ORDER BY seq"
     place = SEALED["records"].index("duplicate_of")
-    for row in list(store.select("records", where, scope_id, gone, gone)):
+    for row in list(store.select("records", where, scope_id, *gone, *gone)):
         duplicate_of, successor_of = row[place : place + 2]
         if duplicate_of in updated:
             leader = leaders.setdefault(duplicate_of, row[0])

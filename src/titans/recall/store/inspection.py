@@ -93,14 +93,15 @@ def _checksums(store: Rows) -> Iterator[str]:
     for table, columns in SEALED.items():
         try:
             names = ", ".join((*columns, "checksum"))
-            for row in store.scan(f"SELECT {names} FROM {table}"):
-                if not is_sound(row):
-                    yield f"checksum: {store.describe(table, row)} is not what was written"
+            for part in store.scan(f"SELECT {names} FROM {table}", 256):
+                for row in part:
+                    if not is_sound(row):
+                        yield f"checksum: {store.describe(table, row)} is not what was written"
         except UNREADABLE as error:
             yield f"checksum: {table} cannot be read to its end ({error})"
     try:
-        rows = store.scan(f"SELECT {', '.join(POSTING)}, checksum FROM postings")
-        while part := rows.fetchmany(10_000):
+        query = f"SELECT {', '.join(POSTING)}, checksum FROM postings"
+        for part in store.scan(query, 10_000):
             if not are_sound(np.array(part, np.int64)):
                 yield f"checksum: postings of terms {part[0][0]} to {part[-1][0]} are not sound"
     except (*UNREADABLE, OverflowError) as error:

@@ -12,6 +12,8 @@ from titans.errors import StoreError
 from titans.recall.store.base import Scalar
 from titans.recall.store.seal import POSTING, SEALED, Value, is_sound, seal, seal_posting
 
+BUSY_SECONDS = 30.0
+"""How long a writer waits for another process before it gives up."""
 KEYS: dict[str, tuple[str, ...]] = {
     "meta": ("key",),
     "scopes": ("id",),
@@ -39,10 +41,6 @@ class Answer(Protocol):
         """All rows that are left."""
         ...
 
-    def fetchmany(self, size: int, /) -> list[Any]:
-        """The next rows, no more than this many."""
-        ...
-
     def __iter__(self) -> Iterator[Any]: ...
 
 
@@ -66,16 +64,16 @@ class Rows(ABC):
         """Run a statement for each row of values."""
 
     @abstractmethod
-    def scan(self, query: str) -> Answer:
-        """Run a query whose answer may not fit into the working memory."""
+    def scan(self, query: str, size: int) -> Iterator[list[Any]]:
+        """The rows of a query whose answer may be too large for the RAM, some at a time."""
 
     @abstractmethod
     def new_numbers(self, table: str, count: int) -> Iterator[int]:
         """Numbers that a table never had, rising."""
 
     @abstractmethod
-    def among(self, column: str, values: Sequence[int] | Sequence[str]) -> tuple[str, Any]:
-        """The condition that a column has one of many values, and what its one `?` stands for."""
+    def among(self, column: str, values: Sequence[int] | Sequence[str]) -> tuple[str, list[Any]]:
+        """The condition that a column has one of many values, and what its `?`s stand for."""
 
     @abstractmethod
     def has_field(self, name: str, value: Scalar) -> tuple[str, list[Any]]:

@@ -6,16 +6,17 @@ from typing import Any
 
 from titans.recall.store.base import Head, Scalar
 from titans.recall.store.connection import SQLITE_ERRORS, Connection
-from titans.recall.store.rows import Answer
 from titans.recall.store.tables import Tables
 
 
 class SQLiteStore(Connection, Tables):
     """An open store. Not for several threads at once: the caller holds a lock."""
 
-    def scan(self, query: str) -> Answer:
-        """Run a query; SQLite hands its rows out one by one."""
-        return self.execute(query)
+    def scan(self, query: str, size: int) -> Iterator[list[Any]]:
+        """The rows of a query, some at a time."""
+        rows = self.db.execute(query)
+        while part := rows.fetchmany(size):
+            yield part
 
     def new_numbers(self, table: str, count: int) -> Iterator[int]:
         """Numbers that a table never had, rising; of `terms`, that it does not have."""
@@ -26,9 +27,9 @@ class SQLiteStore(Connection, Tables):
         first = int((found or (0,))[0] or 0) + 1
         return iter(range(first, first + count))
 
-    def among(self, column: str, values: Sequence[int] | Sequence[str]) -> tuple[str, str]:
-        """The condition that a column has one of many values: as one value, however many."""
-        return f"{column} IN (SELECT value FROM json_each(?))", json.dumps(values)
+    def among(self, column: str, values: Sequence[int] | Sequence[str]) -> tuple[str, list[Any]]:
+        """The condition that a column has one of many values, however many they are."""
+        return f"{column} IN (SELECT value FROM json_each(?))", [json.dumps(values)]
 
     def has_field(self, name: str, value: Scalar) -> tuple[str, list[Any]]:
         """The condition that a record's metadata has a field with a value."""

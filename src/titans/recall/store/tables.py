@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from titans.recall.store.rows import Rows
 from titans.recall.store.seal import POSTING, SEALED, Value, are_sound
 
 LAST_SEQ = 2**63 - 1
+PASSAGES = 64
+"""Of a long text, passages that are stored with one statement."""
 POSTING_COLUMNS = ", ".join((*POSTING, "checksum"))
 
 
@@ -71,33 +74,50 @@ class Tables(Rows):
         number, name, generation, _, num_records, marks = self.scope_row(scope_id)
         is_marked = record.marks != NO_MARKS
         marked = marks + is_marked
-        self.insert("records", *sealed_record(scope_id, seq, record, is_marked and marked))
-        for passage in passages:
-            self._add_passage(scope_id, seq, passage)
+        self.insert("records", *sealed_record(scope_id, seq, record, marked if is_marked else 0))
+        left = iter(passages)
+        while part := list(islice(left, PASSAGES)):
+            self._add_passages(scope_id, seq, part)
         if neural_write is not None:
             self.insert("neural_writes", seq, scope_id, neural_write)
         progress = (generation, seq, num_records + 1, marked)
         self.insert("scopes", number, name, *progress, replace=True)
         return seq
 
-    def _add_passage(self, scope_id: int, seq: int, passage: StoredPassage) -> None:
-        number = next(self.new_numbers("passages", 1))
-        terms = Counter(passage.terms)
-        length = len(passage.terms)
-        self.insert("passages", number, scope_id, seq, length, passage.flags, passage.vectors)
-        self.insert("passage_tokens", number, passage.tokens)
-        known = {row[2]: row for row in self._terms(scope_id, list(terms))}
-        numbers = self.new_numbers("terms", len(terms) - len(known))
-        rows = [known.get(term) or (next(numbers), scope_id, term, 0) for term in terms]
-        self.insert_many("terms", ((*kept, count + 1) for *kept, count in rows), replace=True)
-        self.insert_many("postings", ((row[0], number, terms[row[2]]) for row in rows))
+    def _add_passages(self, scope_id: int, seq: int, part: list[StoredPassage]) -> None:
+        numbers = list(self.new_numbers("passages", len(part)))
+        words = [Counter(passage.terms) for passage in part]
+        self.insert_many(
+            "passages",
+            (
+                (number, scope_id, seq, len(passage.terms), passage.flags, passage.vectors)
+                for number, passage in zip(numbers, part, strict=True)
+            ),
+        )
+        tokens = (passage.tokens for passage in part)
+        self.insert_many("passage_tokens", zip(numbers, tokens, strict=True))
+        more = Counter(term for counts in words for term in counts)
+        known = {row[2]: row for row in self._terms(scope_id, list(more))}
+        new = self.new_numbers("terms", len(more) - len(known))
+        rows = {term: known.get(term) or (next(new), scope_id, term, 0) for term in more}
+        self.insert_many(
+            "terms", ((*row[:-1], row[-1] + more[term]) for term, row in rows.items()), replace=True
+        )
+        self.insert_many(
+            "postings",
+            (
+                (rows[term][0], number, count)
+                for number, counts in zip(numbers, words, strict=True)
+                for term, count in counts.items()
+            ),
+        )
 
     def _terms(self, scope_id: int, terms: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         condition, values = self.among("term", terms)
-        return self.select("terms", f"scope = ? AND {condition}", scope_id, values)
+        return self.select("terms", f"scope = ? AND {condition}", scope_id, *values)
 
     def _term(self, scope_id: int, term: str) -> tuple[Any, ...] | None:
-        return self.only("terms", "scope = ? AND term = ?", scope_id, term)
+        return next(self._terms(scope_id, [term]), None)
 
     def find(self, scope_id: int, record_id: str) -> StoredRecord | None:
         """A record by its id."""
@@ -107,7 +127,7 @@ class Tables(Rows):
     def records(self, scope_id: int, seqs: Sequence[int]) -> dict[int, StoredRecord]:
         """Records by their seq."""
         condition, values = self.among("seq", seqs)
-        rows = self.select("records", f"scope = ? AND {condition}", scope_id, values)
+        rows = self.select("records", f"scope = ? AND {condition}", scope_id, *values)
         return {record.seq: record for record in map(stored_record, rows)}
 
     def list_records(
@@ -242,7 +262,7 @@ class Tables(Rows):
         """The content-word vectors of some passages."""
         condition, values = self.among("passage", passages)
         where = f"{condition} AND (SELECT scope FROM passages WHERE id = passage) = ?"
-        return dict(self.select("passage_tokens", where, values, scope_id))
+        return dict(self.select("passage_tokens", where, *values, scope_id))
 
     def postings(self, scope_id: int, term: str) -> NDArray[np.int64]:
         """The passages that hold a term, rising, each as often as the term occurs in it."""
