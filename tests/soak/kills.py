@@ -309,7 +309,7 @@ def command(work: Path, rng: random.Random) -> str:
         text=True,
     )
     try:
-        said, error = victim.communicate(timeout=2 + 8 * rng.random())
+        said, error = victim.communicate(timeout=1 + 5 * rng.random())
         assert victim.returncode == 0, error
     except subprocess.TimeoutExpired:
         victim.kill()

@@ -120,7 +120,8 @@ def furnish(work: Path) -> list[str]:
 
 def stopping(seconds: int) -> None:
     """Have Ctrl-C pressed after some seconds; never, if none."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     signal.alarm(seconds)
 
 
