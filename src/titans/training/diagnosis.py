@@ -26,7 +26,9 @@ FIRST_STEPS = 10
 class NonFiniteLoss(TitansError, FloatingPointError):
     """Training stopped because several steps in a row were not finite. It says so in lines."""
 
-    __str__ = FloatingPointError.__str__
+    def __str__(self) -> str:
+        """The message as it was written."""
+        return FloatingPointError.__str__(self)
 
 
 @dataclass
