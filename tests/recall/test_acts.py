@@ -41,3 +41,15 @@ def test_a_question_does_not_answer_a_question(real_memory: TextMemory):
     real_memory.remember("Tell me where I live.", speaker="Ann")
     assert real_memory.recall("Where do I live?", 1)[0].id == "home"
     assert real_memory.recall("Where does Ann live?", 1)[0].id == "home"
+
+
+def test_a_question_asked_before_does_not_answer_itself(real_memory: TextMemory):
+    said = ("I live in Oslo.", "What is the name of my dog?", "Where do I live?", "Hello, hello!")
+    said = (*said, "Remind me where I live.", "My dog is called Rex.", "I like dogs.")
+    for day, text in enumerate(said, 1):
+        real_memory.remember(text, speaker="user", time=f"2024-05-{day:02}")
+    for question, answer in (
+        ("Where do I live?", "I live in Oslo."),
+        ("What is the name of my dog?", "My dog is called Rex."),
+    ):
+        assert real_memory.recall(question, 1)[0].text == answer

@@ -31,6 +31,8 @@ FITTED_SIZE = 500
 """Passages in a scope of the kind that the weights were fitted to."""
 REPLACED_PENALTY = 1.5
 """A statement that was updated later stands behind its successor."""
+ASKED_AGAIN_PENALTY = 6.0
+"""A text that only asks what the query asks stands behind what answers it. Set."""
 SET = {"exact": EXACT_WEIGHT}
 """Weights that are set."""
 WORDS = (

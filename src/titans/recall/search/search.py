@@ -27,6 +27,7 @@ from titans.recall.search.features import (
     window_rows,
 )
 from titans.recall.search.fusion import (
+    ASKED_AGAIN_PENALTY,
     IMPORTANCE_WEIGHT,
     RECENCY_WEIGHT,
     REPLACED_PENALTY,
@@ -36,6 +37,7 @@ from titans.recall.search.fusion import (
 from titans.recall.search.index import BARE, ScopeIndex
 from titans.recall.search.lexical import idf, lexical_scores
 from titans.recall.store import Filter
+from titans.recall.text.acts import acts_of
 from titans.recall.text.names import introduces
 from titans.recall.text.passages import IS_OUTSIDE, encode_passages
 from titans.recall.text.words import terms
@@ -53,6 +55,8 @@ MAX_INTRODUCTIONS = 32
 COMMON = 0.1
 """Above `MANY` passages, terms in more than this share of them are left out beside rarer ones."""
 MANY = 20_000
+ONLY_ASKS, SAME_QUESTION = 0.9, 0.7
+"""The least features `idle`, and `bare` and `late`, of a question that was asked before."""
 MONTH = 30 * 24 * 3600e6
 
 
@@ -190,6 +194,8 @@ class Searcher:
             # What was not looked at closely stands behind what was.
             logits[others] = np.minimum(logits[others], logits[chosen].min())
         recency = self._recency(rows)
+        if acts_of(query.text).asks >= ONLY_ASKS:
+            logits -= ASKED_AGAIN_PENALTY * _asks_the_same(features)
         importance = self.index.column("importance")[rows]
         logits += RECENCY_WEIGHT * recency + IMPORTANCE_WEIGHT * importance
         logits += prior_shift(len(self.index))
@@ -292,6 +298,12 @@ class Searcher:
         time = self.index.column("time")
         age = np.maximum(time[rows].max() - time[rows], 0) / MONTH
         return (1 / (1 + age)).astype(np.float32)
+
+
+def _asks_the_same(features: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Per candidate whether it tells nothing, and is like the query as a whole and by word."""
+    idle, bare, late = (features[:, FEATURES.index(name)] for name in ("idle", "bare", "late"))
+    return (idle >= ONLY_ASKS) & (np.minimum(bare, late) >= SAME_QUESTION)
 
 
 def allowed_rows(replica: Replica, wanted: Filter) -> NDArray[np.bool_] | None:
