@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recall.conftest import HASHING
+from recall.conftest import HASHING, on_sqlite
 from titans.errors import StoreError
 from titans.recall import RecallConfig, TextMemory, preset
 from titans.recall.store import connection
@@ -97,6 +97,7 @@ def test_a_read_only_store_can_be_read_and_says_so_when_written(tmp_path: Path):
         assert len(memory.records()) == 1
 
 
+@on_sqlite
 def test_a_full_disk_loses_nothing_and_says_so(memory: TextMemory):
     memory.remember("first", id="a")
     pages = memory.store.db.execute("PRAGMA page_count").fetchone()[0]
