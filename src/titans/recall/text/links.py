@@ -8,13 +8,14 @@ that has one value at a time.
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from titans.recall.text.acts import acts_of
-from titans.recall.text.facts import topic_stems, topics
+from titans.recall.text.facts import Topic, topic_stems, topics
 from titans.recall.text.words import STOP_WORDS, stem, tells_when, words
 
 Link = Literal["duplicate", "successor"]
@@ -53,6 +54,9 @@ _PAST = re.compile(
     re.IGNORECASE,
 )
 _SET_TO = re.compile(r"\b(?:set|changed?|switch(?:ed)?|moved?)\b.*\bto\b", re.IGNORECASE)
+_SUBJECT = re.compile(
+    r"\b(?:my|our|his|her|their|the|\w+['\u2019]s)\s+(?:new |old |favou?rite )?(\w+)", re.IGNORECASE
+)
 _NEGATION = {
     "not",
     "no",
@@ -82,13 +86,45 @@ class Statement:
     is_outside: bool = False
     """Whether the encoder does not know its language: only the same words say the same."""
 
+    # A text is compared with many others: what is read from it is read once.
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Its words."""
+        return words(self.text)
+
+    @cached_property
+    def content(self) -> set[str]:
+        """The stems of its words that mean something."""
+        return {stem(word) for word in self.words if word not in STOP_WORDS}
+
+    @cached_property
+    def topics(self) -> set[Topic]:
+        """What it gives a value to."""
+        return topics(self.text)
+
+    @cached_property
+    def tells(self) -> float:
+        """The share of it that can be a fact."""
+        return acts_of(self.text).tells
+
+    @cached_property
+    def says_change(self) -> bool:
+        """Whether it says that something changed."""
+        return bool(_CHANGE.search(self.text))
+
+    @cached_property
+    def subject(self) -> str:
+        """The noun behind a possessive ("my sister", "Ann's dog"); "" is the speaker as such."""
+        match = _SUBJECT.search(self.text)
+        return stem(match.group(1).lower()) if match else ""
+
 
 def judge_link(
     new: Statement, old: Statement, cosine: float, duplicate_threshold: float
 ) -> Link | None:
     """What the new statement is to the old one."""
-    new_words, old_words = _content(new.text), _content(old.text)
-    if not new_words or not old_words:
+    if not new.content or not old.content:
         return "duplicate" if new.text.strip() == old.text.strip() else None
     # "I went running yesterday", said on two days, tells of two runs.
     is_same_time = not tells_when(new.text) or abs(new.time - old.time) <= SAME_DAY
@@ -97,50 +133,43 @@ def judge_link(
     if new.is_outside or old.is_outside:
         return None
     later, earlier = (new, old) if new.time >= old.time else (old, new)
-    if is_update(later, earlier, cosine, _content(later.text), _content(earlier.text)):
+    if is_update(later, earlier, cosine):
         return "successor"
-    if (
-        is_same_time
-        and cosine >= duplicate_threshold
-        and _says_the_same(new, old, new_words, old_words)
-    ):
+    if is_same_time and cosine >= duplicate_threshold and _says_the_same(new, old):
         return "duplicate"
     return None
 
 
-def is_update(
-    new: Statement, old: Statement, cosine: float, new_words: set[str], old_words: set[str]
-) -> bool:
+def is_update(new: Statement, old: Statement, cosine: float) -> bool:
     """Whether the new statement replaces the old one."""
-    if new.speaker != old.speaker or min(acts_of(t.text).tells for t in (new, old)) < MIN_TOLD:
+    if new.speaker != old.speaker or min(new.tells, old.tells) < MIN_TOLD:
         return False
+    new_words, old_words = new.content, old.content
     shared, added = new_words & old_words, new_words - old_words
-    about_one = topics(new.text) & topics(old.text)
+    about_one = new.topics & old.topics
     named = topic_stems(about_one)
     if about_one and added - named and old_words - new_words - named:
         return True
     if not shared or not added or cosine < SUCCESSOR_COSINE:
         return False
-    if _measures_again(new.text, old.text):
+    if _measures_again(new, old):
         return True
-    if _subject(new.text) != _subject(old.text):
+    if new.subject != old.subject:
         return False
-    says_change = bool(_CHANGE.search(new.text)) and not _CHANGE.search(old.text)
-    if says_change:
+    if new.says_change and not old.says_change:
         enough = len(shared) >= 2 and len(old_words) <= SHORT
         return enough or len(shared) / len(old_words) >= 0.3
-    return cosine >= FRAME_COSINE and _same_frame(new.text, old.text)
+    return cosine >= FRAME_COSINE and _same_frame(new.words, old.words)
 
 
-def _says_the_same(
-    new: Statement, old: Statement, new_words: set[str], old_words: set[str]
-) -> bool:
+def _says_the_same(new: Statement, old: Statement) -> bool:
     """No number, name or negation differs, and the words of each find their like in the other."""
+    new_words, old_words = new.content, old.content
     if _numbers(new.text) != _numbers(old.text):
         return False
-    if not (_names(new.text) <= set(words(old.text)) and _names(old.text) <= set(words(new.text))):
+    if not (_names(new.text) <= set(old.words) and _names(old.text) <= set(new.words)):
         return False
-    if bool(set(words(new.text)) & _NEGATION) != bool(set(words(old.text)) & _NEGATION):
+    if bool(_NEGATION.intersection(new.words)) != bool(_NEGATION.intersection(old.words)):
         return False
     missing = len(new_words - old_words) / len(new_words)
     lost = len(old_words - new_words) / len(old_words)
@@ -157,17 +186,16 @@ def _coverage(of: NDArray[np.int8], by: NDArray[np.int8]) -> float:
     return float((a @ b.T).max(1).mean())
 
 
-def _same_frame(new: str, old: str) -> bool:
+def _same_frame(a: list[str], b: list[str]) -> bool:
     """One value differs and all else is the same: "the office is in Rome" and "... in Oslo"."""
-    before, values = _difference(new, old)
+    before, values = _difference(a, b)
     # The value stands behind the predicate; a difference before it is another subject.
     is_one = len(before) >= 2 and 1 <= max(map(len, values)) <= 4
     return is_one and bool(_ONE_VALUE.search(" ".join(before)))
 
 
-def _difference(new: str, old: str) -> tuple[list[str], tuple[list[str], list[str]]]:
+def _difference(a: list[str], b: list[str]) -> tuple[list[str], tuple[list[str], list[str]]]:
     """The words before the only place where two texts differ, and what each has there."""
-    a, b = words(new), words(old)
     first = 0
     while first < min(len(a), len(b)) and a[first] == b[first]:
         first += 1
@@ -177,30 +205,16 @@ def _difference(new: str, old: str) -> tuple[list[str], tuple[list[str], list[st
     return a[:first], (a[first : len(a) - last], b[first : len(b) - last])
 
 
-def _measures_again(new: str, old: str) -> bool:
+def _measures_again(new: Statement, old: Statement) -> bool:
     """The same sentence about what is now, with another number, time or day, or one that says
     twice that something changed: "I pay 52 euros for power", "I set the limit to two hours now"."""
-    before, values = _difference(new, old)
-    if len(before) < 2 or not all(values) or tells_when(new):
+    before, values = _difference(new.words, old.words)
+    if len(before) < 2 or not all(values) or tells_when(new.text):
         return False
     if _SET_TO.search(" ".join(before)):
         return max(map(len, values)) <= 4
     are_amounts = all(_AMOUNT.fullmatch(" ".join(value)) for value in values)
-    return are_amounts and not _PAST.search(new)
-
-
-def _subject(text: str) -> str:
-    """The noun behind a possessive ("my sister", "Ann's dog"), or "" for the speaker as such."""
-    match = re.search(
-        r"\b(?:my|our|his|her|their|the|\w+['\u2019]s)\s+(?:new |old |favou?rite )?(\w+)",
-        text,
-        re.IGNORECASE,
-    )
-    return stem(match.group(1).lower()) if match else ""
-
-
-def _content(text: str) -> set[str]:
-    return {stem(word) for word in words(text) if word not in STOP_WORDS}
+    return are_amounts and not _PAST.search(new.text)
 
 
 def _numbers(text: str) -> set[str]:

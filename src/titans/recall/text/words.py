@@ -10,6 +10,7 @@ import unicodedata
 from calendar import monthrange
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from titans.errors import DataError
 
@@ -39,6 +40,8 @@ def normalise(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words of a text in order, stop words included."""
+    if text.isascii():
+        return _WORD.findall(text.lower())
     found: list[str] = []
     for word in _WORD.findall(normalise(text)):
         if _UNSPACED.search(word):
@@ -48,6 +51,7 @@ def words(text: str) -> list[str]:
     return found
 
 
+@lru_cache(maxsize=1 << 14)
 def stem(word: str) -> str:
     """Cut one English ending, keeping at least three letters."""
     for suffix in SUFFIXES:
