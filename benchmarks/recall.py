@@ -2,10 +2,11 @@
 
 python benchmarks/recall.py cost                       latency at 1,000 and 100,000 records
 python benchmarks/recall.py forget                     the oldest and a late one of 100,000
+python benchmarks/recall.py import                     records a second, a megabyte of one text
 python benchmarks/recall.py fit --data locomo.json     leave one out; --write ships the weights
 python benchmarks/recall.py gate --data locomo.json    half of the turns removed
 
-`cost` and `forget` keep made-up stores in --folder and write results/recall_<what>.json.
+The first three keep made-up stores in --folder and write results/recall_<what>.json.
 """
 
 import argparse
@@ -107,9 +108,16 @@ def cost(folder: Path, sizes: list[int], samples: int) -> dict[str, object]:
                 **_percentiles("remember", remembered),
                 **_percentiles("recall", asked),
                 "file_MB": round(path.stat().st_size / 1e6, 1),
+                "process_MB": round(_resident(), 1),
             }
     report["cold_titans_remember_s"] = _cold(folder / "cold.db")
     return report
+
+
+def _resident() -> float:
+    """Megabytes that this process holds in memory now (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _ready(path: Path) -> None:
@@ -136,6 +144,33 @@ def forget(folder: Path, size: int) -> dict[str, object]:
                 "cpu_s": round(cpu / 1000, 1),
             }
         print(file=sys.stderr)
+    return report
+
+
+def bring_in(folder: Path, samples: int) -> dict[str, object]:
+    """Records a second, one by one and together, and CPU seconds for a megabyte of one text."""
+    encoder = load_encoder("minilm")
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [{"text": text, "speaker": "Ann"} for text in sentences(4 * samples)]
+    long_text = " ".join(sentences(1200))
+    report: dict[str, object] = {"records": len(records), "text_MB": round(len(long_text) / 1e6, 3)}
+    for name in ("one_by_one", "together", "long_text"):
+        path = copy_of(filled(folder, 1_000))
+        with TextMemory(path, encoder=encoder) as memory:
+            memory.recall("warm up")
+            work = {
+                "one_by_one": lambda m=memory: [
+                    m.remember(r["text"], speaker="Ann") for r in records
+                ],
+                "together": lambda m=memory: m.remember_many(records),
+                "long_text": lambda m=memory: m.remember(long_text),
+            }[name]
+            wall, cpu = (part / 1000 for part in _milliseconds(work))
+        if name == "long_text":
+            report["cpu_s_per_MB"] = round(cpu / len(long_text) * 1e6, 1)
+        else:
+            rates = {"wall": round(len(records) / wall, 1), "cpu": round(len(records) / cpu, 1)}
+            report[f"{name}_records_per_s"] = rates
     return report
 
 
@@ -291,7 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=["cost", "forget", "fit", "gate"])
+    parser.add_argument("what", choices=["cost", "forget", "import", "fit", "gate"])
     parser.add_argument("--folder", type=Path, default=Path("out/recall-bench"))
     parser.add_argument("--records", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--samples", type=int, default=200)
@@ -302,10 +337,11 @@ def main() -> None:
     report = {
         "cost": lambda: cost(args.folder, args.records, args.samples),
         "forget": lambda: forget(args.folder, args.records[-1]),
+        "import": lambda: bring_in(args.folder, args.samples),
         "fit": lambda: fit(args.data, args.write),
         "gate": lambda: gate(args.data),
     }[args.what]()
-    if args.what in ("cost", "forget"):
+    if args.what in ("cost", "forget", "import"):
         note = {"command": f"python benchmarks/recall.py {args.what}", "machine": machine_name()}
         # Wall times mean what they say on an idle machine: this tells whether it was one.
         note["load_average"] = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"

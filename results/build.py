@@ -44,6 +44,7 @@ METRICS = {
     "lm": ("bits_per_byte",),
     "throughput": ("tokens_per_second",),
     "locomo": ("recall@5", "recall@10", "recall@20"),
+    "chats": ("first", "first as then", "recall@5", "AUC of what was never said", "false links"),
 }
 """What the appendix shows of a task."""
 TERMS = {
@@ -54,7 +55,8 @@ TERMS = {
     "mqar": ("setting",),
     "lm": ("text",),
     "throughput": ("phase", "depth"),
-    "locomo": ("category", "keep"),
+    "locomo": ("category", "method", "keep"),
+    "chats": ("kind", "method"),
 }
 """What tells the rows of a model apart, beside the model."""
 PLACES = re.compile(r" --(model|rule|dim) ('[^']*'|\S+)")
@@ -129,7 +131,9 @@ class Page:
         """
         asked = {"task": task, "sweep": sweep, "metric": list(METRICS[task]), **where}
         numbers = find(self._numbers, asked)
-        column = {"mqar": _pairs, "locomo": _metric, "lm": _window}.get(task, _length)
+        column = {"mqar": _pairs, "locomo": _metric, "chats": _metric, "lm": _window}.get(
+            task, _length
+        )
         columns = sorted({column(n) for n in numbers})
         groups: dict[tuple[str, ...], dict[object, list[Number]]] = {}
         for number in numbers:
@@ -316,7 +320,7 @@ def _window(number: Number) -> tuple[object, str]:
 
 def _metric(number: Number) -> tuple[object, str]:
     metric = number.score.metric
-    return int(metric.rpartition("@")[2]), metric
+    return METRICS[number.record.task].index(metric), metric
 
 
 def _size(cells: Mapping[object, Sequence[Number]]) -> tuple[str, str]:

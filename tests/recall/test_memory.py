@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recall.conftest import HASHING, on_sqlite
-from titans.errors import DataError
+from titans.errors import DataError, StoreError
 from titans.recall import (
     ScriptedGenerator,
     TextMemory,
@@ -289,10 +289,44 @@ def test_classic_retrieval_ranks_by_cosine_of_o(tmp_path: Path):
         assert all(m.score >= config.threshold and m.id != turn.record.id for m in turn.memories)
 
 
+def test_many_are_encoded_once_and_stored_in_few_transactions(memory: TextMemory, monkeypatch):
+    encoded, transactions = [], []
+    encode, writing = memory.encoder.encode, memory.store.writing
+    monkeypatch.setattr(memory.encoder, "encode", lambda t: encoded.extend(t) or encode(t))
+    monkeypatch.setattr(memory.store, "writing", lambda *a: transactions.append(a) or writing(*a))
+    records = [{"text": f"tale {i % 10} of old", "id": f"{i}"} for i in range(40)]
+    done = memory.remember_many(records)
+    assert len(encoded) == 10 and len(transactions) == 2
+    assert [r.id for r in done] == [r.id for r in memory.records()] == [v["id"] for v in records]
+    encoded.clear()
+    assert not any(r.is_new for r in memory.remember_many(records)) and not encoded
+    wrong = [{"text": "before", "id": "a"}, {"text": "other", "id": "3"}, {"text": "after"}]
+    with pytest.raises(DataError, match="holds another text"):
+        memory.remember_many(wrong)
+    assert memory.get("a") is not None and len(memory.records()) == 41
+
+
+def test_what_was_not_stored_is_not_found(memory: TextMemory, monkeypatch):
+    memory.remember("I like tea.", id="a")
+    add = memory.store.add_record
+
+    def fail(scope_id, record, passages, write):
+        if record.id == "c":
+            raise StoreError("the disk is full")
+        return add(scope_id, record, passages, write)
+
+    monkeypatch.setattr(memory.store, "add_record", fail)
+    with pytest.raises(StoreError, match="full"):
+        memory.remember_many([{"text": f"I like {id} too.", "id": id} for id in "bcd"])
+    assert [r.id for r in memory.recall("What do I like?", 9)] == ["a"]
+    monkeypatch.undo()
+    assert memory.remember("I like cake.", id="e").is_new and memory.get("b") is None
+
+
 def test_the_same_id_stored_by_another_process_meanwhile(memory: TextMemory, monkeypatch):
     """Between the first look and the transaction another process may store the same record."""
     memory.remember("I like tea.", id="a")
-    monkeypatch.setattr(memory, "_known", lambda *_: None)
+    monkeypatch.setattr(memory, "_find_same", lambda *_: {})
     assert not memory.remember("I like tea.", id="a").is_new
     with pytest.raises(DataError, match="holds another text"):
         memory.remember("I like coffee.", id="a")

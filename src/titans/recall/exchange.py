@@ -4,13 +4,13 @@ What is exported is what was said: vectors and neural memory are made again on i
 """
 
 import json
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TextIO
 
 from titans.errors import DataError, StoreError
 from titans.files import parse_json
-from titans.recall.checks import FIELDS
-from titans.recall.memory import TextMemory
+from titans.recall.checks import FIELDS, checked_record
+from titans.recall.memory import BULK_CHARS, BULK_RECORDS, TextMemory
 from titans.recall.records import Record
 from titans.recall.text.words import parse_time
 
@@ -77,27 +77,71 @@ def importing(
         stamp: makes the values of a record from those of its line.
     """
     known = _Contents(memory.records())
-    new = 0
+    batch = _Batch(memory)
     persistent = memory.persistent_texts
     added: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        values = _parse(line, number)
-        if "persistent" in values:
-            if values["persistent"] not in (*persistent, *added):
-                added.append(values["persistent"])
-            continue
         try:
-            values = stamp(values)
-            if values.get("id") or not known.claim(values):
-                new += memory.remember(values.pop("text"), **values).is_new
+            values = _parse(line, number)
+            if "persistent" in values:
+                if values["persistent"] not in (*persistent, *added):
+                    added.append(values["persistent"])
+                continue
+            yield from _add(batch, number, stamp(values), known)
         except DataError as error:
-            raise DataError(f"line {number}: {error}") from error
-        yield number
+            yield from batch.store()  # what stands before it is in
+            told = str(error)
+            prefix = "" if told.startswith(f"line {number}") else f"line {number}: "
+            raise DataError(f"{prefix}{told}") from error
+    yield from batch.store()
     if added:
         memory.persistent_texts = [*persistent, *added]
-    return new
+    return batch.new
+
+
+def _add(batch: "_Batch", number: int, values: dict[str, Any], known: "_Contents") -> Iterator[int]:
+    """Take a line in; yields the numbers of lines that are stored by now."""
+    record_id = values.get("id")
+    if not record_id and known.claim(values):
+        yield from batch.add(number, None)
+        return
+    checked_record(**values)
+    if record_id and not batch.can_hold(record_id, values["text"]):
+        yield from batch.store()
+        batch.memory.remember(**values)  # says what is wrong
+    yield from batch.add(number, values)
+
+
+class _Batch:
+    """Lines that are stored together."""
+
+    def __init__(self, memory: TextMemory) -> None:
+        self.memory, self.new = memory, 0
+        self._lines: list[tuple[int, dict[str, Any] | None]] = []
+        self._size = 0
+
+    def can_hold(self, record_id: str, text: str) -> bool:
+        """Whether no other text has this id."""
+        waiting = [v["text"] for _, v in self._lines if v is not None and v.get("id") == record_id]
+        found = self.memory.get(record_id)
+        return all(other == text for other in waiting) and (found is None or found.text == text)
+
+    def add(self, number: int, values: dict[str, Any] | None) -> Iterator[int]:
+        """Add a line, None if it is there already; yields what is stored by now."""
+        self._lines.append((number, values))
+        self._size += 0 if values is None else len(values["text"])
+        if len(self._lines) >= BULK_RECORDS or self._size >= BULK_CHARS:
+            yield from self.store()
+
+    def store(self) -> Iterator[int]:
+        """Store what waits."""
+        lines, self._lines, self._size = self._lines, [], 0
+        if lines:
+            records = [values for _, values in lines if values is not None]
+            self.new += sum(record.is_new for record in self.memory.remember_many(records))
+        yield from (number for number, _ in lines)
 
 
 class _Contents:

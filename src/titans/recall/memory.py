@@ -10,7 +10,7 @@ memory (neural.py) if it is surprising enough. A store may be open in several pr
 
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -50,7 +50,7 @@ from titans.recall.search.search import Hits, Searcher
 from titans.recall.store import NO_MARKS, Filter, Scalar, Store, open_store
 from titans.recall.text.passages import EncodedPassage, encode_many, encode_passages
 from titans.recall.text.words import end_of_period
-from titans.recall.writing import NewText, refuse_other_text, write_texts
+from titans.recall.writing import NewText, write_texts
 
 
 class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
@@ -164,10 +164,12 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
         given |= {"expires": expires, "importance": importance, "pinned": pinned}
         checked_record(**given)
         with self._lock:
+            there = self._find_same([given])
+            if there:
+                return there[0]
             pooling = self.config.pooling
-            return self._remember(
-                given, lambda: encode_passages(self.encoder, pooling, speaker, text, progress)
-            )
+            passages = encode_passages(self.encoder, pooling, speaker, text, progress)
+            return self._write([_new_text(given, passages)])[0][0]
 
     def remember_many(
         self,
@@ -196,48 +198,48 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
                 raise DataError(f"record {number}: {error}") from error
         found: list[Record] = []
         for part in _parts(wanted):
-            texts = [(values.get("speaker"), values["text"]) for values in part]
-            # Those of equal length are encoded together, which is faster than one by one.
+            # Texts of equal length are encoded together, which is faster than one by one.
             with self._lock:
+                there = self._find_same(part)
+                missing = [values for i, values in enumerate(part) if i not in there]
+                texts = [(values.get("speaker"), values["text"]) for values in missing]
                 encoded = encode_many(self.encoder, self.config.pooling, texts)
-            for values, passages in zip(part, encoded, strict=True):
+            new = map(_new_text, missing, encoded)
+            for begin in range(0, len(part), WRITTEN_TOGETHER):
+                numbers = range(begin, min(begin + WRITTEN_TOGETHER, len(part)))
                 with self._lock:
-                    found.append(self._remember(values, lambda encoded=passages: encoded))
+                    written = iter(self._write([next(new) for i in numbers if i not in there]))
+                found += [there[i] if i in there else next(written)[0] for i in numbers]
                 if progress is not None:
                     progress(len(found), len(wanted))
         return found
 
-    def _remember(
-        self, given: Mapping[str, Any], encode: Callable[[], list[EncodedPassage]]
-    ) -> Record:
-        """`remember` with its arguments as a mapping, checked already."""
-        text, id = given["text"], given.get("id")
-        when, marks = checked_record(**given)
-        known = self._known(id, text) if id else None
-        if known is not None:
-            return known
-        speaker, metadata = given.get("speaker"), given.get("metadata")
-        new = NewText(id or uuid.uuid4().hex, text, speaker, when, metadata, encode(), marks)
-        return self._write(new)[0]
-
-    def _known(self, record_id: str, text: str) -> Record | None:
-        """A record with this id, if there is one; another text under it is an error."""
+    def _find_same(self, part: Sequence[Mapping[str, Any]]) -> dict[int, Record]:
+        """Of some records (by number) those that are there with their id and text."""
+        if not any(values.get("id") for values in part):
+            return {}
         with self.store.reading(self.scope):
             head = self.store.head(self.scope)
-            found = None if head is None else self.store.find(head.scope_id, record_id)
-            if head is None or found is None:
-                return None
-            refuse_other_text(found, text, self.scope)
-            return to_record(found, self._linked_ids(head.scope_id, [found]), is_new=False)
+            found: dict[int, Record] = {}
+            for number, values in enumerate(part):
+                if head is None or not values.get("id"):
+                    continue
+                known = self.store.find(head.scope_id, values["id"])
+                if known is not None and known.text == values["text"]:
+                    links = self._linked_ids(head.scope_id, [known])
+                    found[number] = to_record(known, links, is_new=False)
+            return found
 
-    def _write(self, new: NewText) -> tuple[Record, Observation]:
-        (done,) = write_texts(self._replica, [new])
+    def _write(self, texts: Sequence[NewText]) -> list[tuple[Record, Observation]]:
+        if not texts:
+            return []
+        done = write_texts(self._replica, texts)
         assert self._replica.scope_id is not None
         links: dict[int, str] = {}
-        if done.record.duplicate_of or done.record.successor_of:
+        if any(w.record.duplicate_of or w.record.successor_of for w in done):
             with self.store.reading(self.scope):
-                links = self._linked_ids(self._replica.scope_id, [done.record])
-        return to_record(done.record, links, is_new=done.is_new), done.observed
+                links = self._linked_ids(self._replica.scope_id, [w.record for w in done])
+        return [(to_record(w.record, links, is_new=w.is_new), w.observed) for w in done]
 
     # Recall
 
@@ -333,7 +335,7 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
             passages = encode_passages(self.encoder, self.config.pooling, speaker, prompt)
             now = to_microseconds(datetime.now(UTC))
             new = NewText(uuid.uuid4().hex, prompt, speaker, now, metadata, passages)
-            record, observed = self._write(new)
+            ((record, observed),) = self._write([new])
             with self.store.reading(self.scope):
                 self._replica.refresh()
                 if self.config.retrieval == "memory":
@@ -425,6 +427,16 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
 
 BULK_RECORDS, BULK_CHARS = 256, 100_000
 """Of `remember_many`, records that are encoded at once: no more of them, and of their text."""
+WRITTEN_TOGETHER = 32
+"""Of these, in one transaction: other writers wait for it."""
+
+
+def _new_text(given: Mapping[str, Any], passages: list[EncodedPassage]) -> NewText:
+    """The arguments of `remember` as a mapping, checked already, and what the encoder gave."""
+    when, marks = checked_record(**given)
+    record_id = given.get("id") or uuid.uuid4().hex
+    speaker, metadata = given.get("speaker"), given.get("metadata")
+    return NewText(record_id, given["text"], speaker, when, metadata, passages, marks)
 
 
 def _parts(records: list[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:

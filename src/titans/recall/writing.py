@@ -105,12 +105,6 @@ def _write(replica: Replica, scope_id: int, new: NewText, known: StoredRecord | 
     return Written(record, observed)
 
 
-def refuse_other_text(known: StoredRecord, text: str, scope: str) -> None:
-    """Raise an error if the record that has the id already holds another text."""
-    if known.text != text:
-        raise _other_text(known, scope)
-
-
 def _other_text(known: StoredRecord, scope: str) -> DataError:
     return DataError(
         f"id {known.id!r} holds another text in scope {scope!r}; "

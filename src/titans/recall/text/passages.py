@@ -70,7 +70,7 @@ def encode_many(
     texts: Sequence[tuple[str | None, str]],
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[EncodedPassage]]:
-    """The passages of each (speaker, text), those of equal length in one batch.
+    """The passages of each (speaker, text): each distinct one once, those of equal length together.
 
     Args:
         progress: called with (passages encoded, passages to encode).
@@ -82,18 +82,20 @@ def encode_many(
         split = split_passages(encoder, prefix, text)
         parts += [(prefix, part) for part in split]
         counts.append(len(split))
-    found: dict[int, EncodedPassage] = {}
-    for batch in _batches(encoder, parts):
-        if encoder.covers(parts[batch[0]][1]):
-            vectors = encoder.encode([parts[i][0] + parts[i][1] for i in batch])
-            for i, tokens in zip(batch, vectors, strict=True):
-                found[i] = _passage(parts[i][1], tokens, len(parts[i][0]), pooling)
+    found: dict[tuple[str, str], EncodedPassage] = {}
+    distinct = list(dict.fromkeys(parts))
+    for batch in _batches(encoder, distinct):
+        some = [distinct[i] for i in batch]
+        if encoder.covers(some[0][1]):
+            vectors = encoder.encode([prefix + part for prefix, part in some])
+            for one, tokens in zip(some, vectors, strict=True):
+                found[one] = _passage(one[1], tokens, len(one[0]), pooling)
         else:
-            found.update({i: _outside(parts[i][1], encoder.dim) for i in batch})
+            found.update({one: _outside(one[1], encoder.dim) for one in some})
         if progress is not None:
-            progress(len(found), len(parts))
-    following = iter(range(len(parts)))
-    return [[found[i] for i in islice(following, count)] for count in counts]
+            progress(len(found), len(distinct))
+    following = iter(parts)
+    return [[found[one] for one in islice(following, count)] for count in counts]
 
 
 def _batches(encoder: Encoder, parts: Sequence[tuple[str, str]]) -> Iterator[list[int]]:
