@@ -148,7 +148,7 @@ def test_export_of_the_layer(tmp_path: Path) -> None:
 def test_what_is_kept_out_of_a_compiled_model_is_not_traced() -> None:
     seen = []
 
-    @checks.eager
+    @checks.eager(recursive=True)
     def outside(x: torch.Tensor) -> torch.Tensor:
         seen.append(torch.compiler.is_compiling())
         return 2 * x

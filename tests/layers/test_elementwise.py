@@ -45,6 +45,9 @@ def test_a_zero_vector_stays_zero_and_its_gradient_is_finite() -> None:
     y.sum().backward()
     assert x.grad is not None
     assert (y == 0).all() and x.grad.isfinite().all()
+    # Through plain operations, as under `torch.compile`.
+    plain = torch.func.grad(lambda x: fixed_length(x).sum())(x.detach())
+    assert torch.equal(plain, x.grad)
 
 
 def test_rms_norm() -> None:

@@ -19,8 +19,10 @@ _SHORTEST = 1e-12
 def _stretch(x: Tensor, length: float, shortest: float) -> tuple[Tensor, Tensor]:
     """`x` at this length, and the factor that brought it there."""
     found = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    # Not by clamping: the derivative of a zero vector would be 1e12, an infinity in float16.
-    factor = torch.where(found < shortest, 0.0, length / found)
+    # Not by clamping: the derivative of a zero vector would be 1e12, an infinity in float16. Nor
+    # by one `where`: autograd multiplies the zero it gives to the other side by 1 / found^2.
+    none = found < shortest
+    factor = torch.where(none, 0.0, length / torch.where(none, 1.0, found))
     return x * factor, factor
 
 

@@ -6,7 +6,7 @@ several. Only the `transformer` baseline's cache grows with what it read.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -214,6 +214,25 @@ class TitansCache(TensorTree):
             named |= {f"layers.{number}.{n}": t for n, t in block.named_tensors().items()}
         return named
 
+    @classmethod
+    def from_named_tensors(
+        cls, named: Mapping[str, Tensor], layout: dict[str, object]
+    ) -> "TitansCache":
+        """The inverse of `named_tensors`, for a model of this layout (`layout_of(config)`).
+
+        In a graph, rows that `reset` marked are not started anew.
+        """
+        rest = dict(named)
+        progress = _Progress(*(rest.pop(name) for name in _Progress._fields))
+        blocks = _blocks(rest, layout["num_hidden_layers"])
+        cache = cls(blocks, progress.position.shape[0], layout, progress.position.device)
+        cache.position, cache.digest, cache.pending = progress
+        cache.start = None
+        if not torch.compiler.is_compiling():
+            cache.is_pending = bool(cache.pending.any())
+            cache.start = int(cache.position[0]) if _all_equal(cache.position) else None
+        return cache
+
     def save(self, path: str | Path) -> None:
         """Write a safetensors file from which any process can continue (`load`)."""
         notes = {"layout": json.dumps(self.layout), "columns": str(self.columns)}
@@ -227,17 +246,11 @@ class TitansCache(TensorTree):
         """Read what `save` wrote."""
         named, notes = read_tensors_and_notes(path, FORMAT, FORMAT_VERSION)
         try:
-            layout = _layout_of_today(json.loads(notes["layout"]))
-            progress = _Progress(*(named.pop(name) for name in _Progress._fields))
-            columns = int(notes["columns"])
-            blocks = _blocks(named, layout["num_hidden_layers"])
+            cache = cls.from_named_tensors(named, _layout_of_today(json.loads(notes["layout"])))
+            cache.columns = int(notes["columns"])
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise StateError(f"{path}: damaged cache file ({error})") from error
-        cache = cls(blocks, progress.position.shape[0], layout, progress.position.device)
-        cache.position, cache.digest, cache.pending = progress
-        cache.columns, cache.is_pending = columns, bool(cache.pending.any())
         cache.written_by = notes.get("model")
-        cache.start = int(cache.position[0]) if _all_equal(cache.position) else None
         return cache
 
     def check_fits(self, config: TitansConfig) -> None:

@@ -234,7 +234,10 @@ class TitansModel(TitansPreTrainedModel):
         return outputs
 
     def _initial_states(self, batch: int) -> list[BlockState]:
-        return [block.initial_state(batch) for block in self.layers]  # type: ignore[operator]
+        states = [block.initial_state(batch) for block in self.layers]  # type: ignore[operator]
+        # Graphs tell strides apart: that of a later state then serves the first one, too.
+        compiling = torch.compiler.is_compiling()
+        return [state.map(own_storage) for state in states] if compiling else states
 
     def _cache_for(
         self, cache: TitansCache | None, batch: int, use_cache: bool

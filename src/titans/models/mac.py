@@ -14,8 +14,8 @@ memory is written with what an untrained attention makes of a segment, its avera
 reason s, a scale per channel, is learned and starts small.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,26 +88,9 @@ class MACMixer(Mixer):
         write_mask: Bool[Tensor, "batch time"] | None = None,
     ) -> Mixed:
         """One segment after the other: each reads what the earlier ones wrote."""
-        if torch.compiler.is_exporting():
-            return self._segments(x, state, rows, write_mask)
-        return _loop(self, x, state, rows, write_mask)
+        return _segments(self, x, state, rows, write_mask)
 
-    def _segments(
-        self, x: Tensor, state: BlockState, rows: Rows, write_mask: Tensor | None
-    ) -> Mixed:
-        plan = plan_segments(rows, self.segment_len)
-        arranged = plan.arrange(x)
-        writes = None if write_mask is None else plan.arrange(write_mask)
-        outputs: list[Tensor] = []
-        total: MemoryReport | None = None
-        for piece in plan.pieces:
-            mask = None if writes is None else writes[:, piece.columns]
-            out, state, report = self._segment(arranged[:, piece.columns], state, piece, mask)
-            outputs.append(out)
-            total = report if total is None or report is None else total + report
-        return Mixed(plan.restore(torch.cat(outputs, dim=1)), state, total)
-
-    def _segment(
+    def segment(
         self, x: Tensor, state: BlockState, piece: Piece, write_mask: Tensor | None
     ) -> Mixed:
         """The figure above, for the part of a segment that lies in this call."""
@@ -164,10 +147,26 @@ class MACMixer(Mixer):
         return y if m is None else y * m
 
 
-@eager
-def _loop(mixer: MACMixer, *args: Any) -> Mixed:
-    """The loop over segments stays out of graphs: one graph of a segment serves any number."""
-    return mixer._segments(*args)
+@eager(recursive=False)
+def _segments(
+    mixer: MACMixer, x: Tensor, state: BlockState, rows: Rows, write_mask: Tensor | None
+) -> Mixed:
+    """The loop stays out of graphs: those of a segment serve any number of them."""
+    plan = plan_segments(rows, mixer.segment_len)
+    widths = [piece.rows.time for piece in plan.pieces]
+    # Split, not sliced: a slice's derivative is as long as the whole input.
+    parts = plan.arrange(x).split(widths, dim=1)
+    writes: Sequence[Tensor | None] = [None] * len(parts)
+    if write_mask is not None:
+        writes = plan.arrange(write_mask).split(widths, dim=1)
+    outputs: list[Tensor] = []
+    total: MemoryReport | None = None
+    for piece, part, mask in zip(plan.pieces, parts, writes, strict=True):
+        # Graphs tell strides apart.
+        out, state, report = mixer.segment(part.contiguous(), state, piece, mask)
+        outputs.append(out)
+        total = report if total is None or report is None else total + report
+    return Mixed(plan.restore(torch.cat(outputs, dim=1)), state, total)
 
 
 def _visible(

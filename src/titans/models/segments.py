@@ -12,6 +12,7 @@ from torch import Tensor
 
 from titans.layers.attention import KeyValues
 from titans.layers.rows import Rows, take_columns
+from titans.ops.checks import eager
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,6 @@ class Piece:
     """Where the rows stand, and how many of the piece's columns are real in each."""
     begins: bool
     """Every row that has tokens here starts a new segment with them."""
-    columns: slice
-    """Where the piece lies among the columns of `SegmentPlan.arrange`."""
 
     def slots(self, segment_len: int) -> Int[Tensor, "batch time"]:
         """Place of every token within its segment."""
@@ -43,16 +42,18 @@ class SegmentPlan:
     """Columns that each row takes in the first piece; None where all rows take the same."""
     time: int
 
+    @eager(recursive=True)
     def arrange(self, x: Tensor) -> Tensor:
         """Columns in the order of the pieces."""
         if self.first is None:
             return x
         width = self.pieces[0].rows.time
-        total = self.pieces[-1].columns.stop
+        total = sum(piece.rows.time for piece in self.pieces)
         later = self.first[:, None] + torch.arange(total - width, device=x.device)
         rest = take_columns(x, later.clamp(max=self.time - 1))
         return torch.cat((x[:, :width], rest), dim=1)
 
+    @eager(recursive=True)
     def restore(self, x: Float[Tensor, "batch arranged dim"]) -> Float[Tensor, "batch time dim"]:
         """Columns in the order of the call."""
         if self.first is None:
@@ -65,23 +66,28 @@ class SegmentPlan:
         return take_columns(x, place.clamp(max=x.shape[1] - 1))
 
 
+@eager(recursive=True)
 def plan_segments(rows: Rows, segment_len: int) -> SegmentPlan:
     """Cut the columns of one call at the borders of each row's segments."""
     if rows.is_uniform:
         return _plan_uniform(rows, segment_len)
+    if rows.time == 1:
+        # One plan for one token wherever its row stands, so that one exported graph is enough.
+        piece = Piece(Rows(rows.position, 1, None, rows.counts), begins=False)
+        return SegmentPlan([piece], None, 1)
     room = segment_len - rows.position % segment_len
     first = torch.minimum(rows.counts, room)
     width = int(first.max())
     begins = bool(((rows.position % segment_len == 0) | (first == 0)).all())
-    pieces = [Piece(Rows(rows.position, width, None, first), begins, slice(0, width))]
-    position, left, column = rows.position + first, rows.counts - first, width
+    pieces = [Piece(Rows(rows.position, width, None, first), begins)]
+    position, left = rows.position + first, rows.counts - first
     longest = int(left.max())
     while longest > 0:
         time = min(segment_len, longest)
         taken = left.clamp(max=time)
         piece = Rows(position, time, None, taken)
-        pieces.append(Piece(piece, True, slice(column, column + time)))
-        position, left, column = position + taken, left - taken, column + time
+        pieces.append(Piece(piece, True))
+        position, left = position + taken, left - taken
         longest -= time
     return SegmentPlan(pieces, first, rows.time)
 
@@ -94,7 +100,7 @@ def _plan_uniform(rows: Rows, segment_len: int) -> SegmentPlan:
         offset = (start + column) % segment_len
         time = min(segment_len - offset, rows.time - column)
         piece = Rows(rows.position + column, time, start + column)
-        pieces.append(Piece(piece, offset == 0, slice(column, column + time)))
+        pieces.append(Piece(piece, offset == 0))
         column += time
     return SegmentPlan(pieces, None, rows.time)
 
@@ -107,7 +113,8 @@ def fill_slots(buffer: KeyValues, new: KeyValues, piece: Piece) -> KeyValues:
     segment_len = buffer.keys.shape[1]
     slots = piece.slots(segment_len)
     mask = piece.rows.mask
-    if mask is None and not torch.is_grad_enabled():
+    in_place = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if mask is None and in_place:
         index = slots[:, :, None, None].expand_as(new.keys)
         for old, fresh in zip(buffer, new, strict=True):
             old.scatter_(1, index, fresh.to(old.dtype))

@@ -17,17 +17,20 @@ from titans.ops.state import Gates, MemoryState
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def eager(function: Function) -> Function:
-    """Run `function` as it is inside a compiled model; what it calls may be compiled again."""
+def eager(*, recursive: bool) -> Callable[[Function], Function]:
+    """Run a function as it is inside a compiled model; what it calls, too, if `recursive`."""
 
-    # Whoever compiles has torch._dynamo; for anybody else it would be half of the import time.
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(function, recursive=False)(*args, **kwargs)
-        return function(*args, **kwargs)
+    def decorate(function: Function) -> Function:
+        # Whoever compiles has torch._dynamo; for anybody else it would be half of the import time.
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                return torch.compiler.disable(function, recursive=recursive)(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    return run  # type: ignore[return-value]
+        return run  # type: ignore[return-value]
+
+    return decorate
 
 
 def check_scan(
