@@ -6,13 +6,15 @@
     python benchmarks/stability.py adversarial --tokens 64k           # float32, chunks 1 to 256
     python benchmarks/stability.py adversarial --tokens 16k --dtype bfloat16 --chunks 16 256
     python benchmarks/stability.py adversarial --tokens 4k --rules online --depths 2 4
+    python benchmarks/stability.py gradient --tokens 16k --figure docs/figures/gradient-length.png
 
 `repeat` compares the bare recurrence with the stabiliser. `soak` streams tokens through a default
 layer of each kind of forgetting, hides a passage every 10,000 tokens, and reports at the end
 whether the weights are finite and whether the memory still learns: how far the surprise of a
 fresh passage of 16 tokens falls when it is read 16 times. `adversarial` reads and trains on rows
 that a text would not have (see `ADVERSARIES`) and names those in which something is NaN or
-infinite: an output, the state, or a gradient.
+infinite: an output, the state, or a gradient. `gradient` draws the norm of the outer gradient of an
+untrained layer against the length of its input, for the default of before and today's.
 """
 
 import argparse
@@ -21,12 +23,15 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from titans import NeuralMemory
-from titans.layers.memory_config import Rule
+from titans.files import write_figure
+from titans.layers.memory_config import MemorySettings, Rule
 from titans.ops import Gates, MemoryState, ScanOptions, scan_memory
 
 CHUNKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -165,6 +170,47 @@ def adversarial(
         }
 
 
+MEMORIES: dict[str, MemorySettings] = {
+    "before: two layers, gradients per chunk of 64": {
+        "rule": "chunk",
+        "depth": 2,
+        "chunk_size": 64,
+    },
+    "the same, chunks of 16": {"rule": "chunk", "depth": 2},
+    "default: a matrix, the online rule": {},
+}
+
+
+def gradient(longest: int) -> Iterator[dict[str, object]]:
+    """Norm of the gradient of the mean square of all outputs, for noise of 512 tokens and more."""
+    for name, settings in MEMORIES.items():
+        tokens = 512
+        while tokens <= longest:
+            torch.manual_seed(0)
+            memory = NeuralMemory(64, **settings)
+            memory(torch.randn(1, tokens, 64))[0].square().mean().backward()
+            grads = [p.grad.double().norm() for p in memory.parameters() if p.grad is not None]
+            norm = torch.stack(grads).norm().item()
+            yield {"memory": name, "tokens": tokens, "norm": norm}
+            tokens *= 2
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for name in MEMORIES:
+        line = [(r["tokens"], r["norm"]) for r in rows if r["memory"] == name]
+        axes.plot(*zip(*line, strict=True), marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    lengths = sorted({r["tokens"] for r in rows})
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set_yscale("log")
+    axes.set_xlabel("tokens read")
+    axes.set_ylabel("norm of the outer gradient")
+    axes.legend(fontsize="small")
+    write_figure(path, figure)
+
+
 def count(text: str) -> int:
     scale = {"k": 1024, "m": 1024**2}.get(text[-1].lower(), 1)
     return int(text.rstrip("kKmM")) * scale
@@ -172,18 +218,23 @@ def count(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["repeat", "soak", "adversarial"])
+    parser.add_argument("what", choices=["repeat", "soak", "adversarial", "gradient"])
     parser.add_argument("--tokens", type=count, default=count("64k"))
     parser.add_argument("--text", type=Path)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=RULES)
     parser.add_argument("--chunks", type=int, nargs="+", default=CHUNKS)
+    parser.add_argument("--figure", type=Path)
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4])
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.what == "adversarial":
         dtype = getattr(torch, args.dtype)
         rows = adversarial(args.tokens, dtype, args.rules, args.chunks, args.depths)
+    elif args.what == "gradient":
+        rows = list(gradient(args.tokens))
+        if args.figure:
+            draw(rows, args.figure)
     else:
         rows = repeat() if args.what == "repeat" else soak(args.tokens, args.text)
     for row in rows:
