@@ -217,7 +217,7 @@ def count(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["repeat", "soak", "adversarial", "gradient"])
     parser.add_argument("--tokens", type=count, default=count("64k"))
     parser.add_argument("--text", type=Path)
