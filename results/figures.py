@@ -169,13 +169,12 @@ def draw_mqar(numbers: Sequence[Number], published: Published, path: Path) -> Fi
 
 
 def draw_language(numbers: Sequence[Number], published: Published, path: Path) -> Figure:
-    """Bits per byte by the length of the window, a panel for each text."""
-    where = {"task": "lm", "sweep": "language", "metric": "bits_per_byte", "from": None}
-    panels = {
-        title: by_place(numbers, {**where, "text": text})
-        for title, text in (("enwik8", "enwik8-test.txt"), ("WikiText-2", "wikitext-2-test.txt"))
-    }
-    return draw(path, panels, ylabel="bits per byte", limits=(None, None), columns=3)
+    """Bits per byte of models that were trained at the length of the windows they are asked in."""
+    where = {"task": "lm", "metric": "bits_per_byte", "from": None}
+    trained = [n for n in numbers if n.record.sweep == f"language-{n.score.length}"]
+    sweeps = {"sweep": sorted({n.record.sweep for n in trained})}
+    panels = {"enwik8": by_place(trained, {**where, **sweeps})}
+    return draw(path, panels, ylabel="bits per byte", limits=(None, None), columns=2)
 
 
 def draw_state_tracking(numbers: Sequence[Number], published: Published, path: Path) -> Figure:

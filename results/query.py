@@ -30,7 +30,10 @@ SWEEP_KINDS = {
     "full": "lmm",
     "delta-rule": "delta",
     "gated-delta-rule": "gated_delta",
+    "kimi-delta-attention": "kda",
     "sliding-window": "swa",
+    "sliding-window-with-convolution": "swa",
+    "transformer-with-convolution": "transformer",
 }
 """Rows of sweeps that are a whole model and no ablation."""
 LOWER_IS_BETTER = ("bits_per_byte", "perplexity", "state_bytes")

@@ -7,6 +7,7 @@ combination of its lists, which `$name` refers to.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from string import Template
 from typing import Any, NamedTuple
 
 from results.query import KINDS, LOWER_IS_BETTER, Number, Value, best, fact, find
@@ -58,7 +59,9 @@ def _repeat(parts: Sequence[Part]) -> list[Part]:
 def _fill(value: Any, words: Mapping[str, object]) -> Any:
     if isinstance(value, dict):
         return {name: _fill(v, words) for name, v in value.items()}
-    return words[value[1:]] if isinstance(value, str) and value.startswith("$") else value
+    if isinstance(value, str) and value.startswith("$"):
+        return words[value[1:]]
+    return Template(value).substitute(words) if isinstance(value, str) else value
 
 
 def _judge(part: Part, numbers: Sequence[Number]) -> Outcome:

@@ -364,7 +364,8 @@ def test_shipped_sweeps_plan_rows_of_equal_size(
     }
     monkeypatch.setenv("TRAIN", str(write_corpus(tmp_path, 500)))
     monkeypatch.setenv("TEST", str(tmp_path / "corpus.jsonl"))
-    monkeypatch.setenv("DEGREE", "3")
+    for name, value in (("DEGREE", "3"), ("LENGTH", "512"), ("BATCH", "8")):
+        monkeypatch.setenv(name, value)
     assert main(["sweep", str(path), "--plan"]) == 0
     jobs = capsys.readouterr().out.splitlines()
     sweep = load_sweep(path)
