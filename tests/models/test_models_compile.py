@@ -29,8 +29,8 @@ CASES = [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NA
 KNOWN_LENGTHS = (29, 21)
 """Each ends with part of a segment (of 8 tokens) and goes beyond two windows (of 6)."""
 OTHER_LENGTHS = (45, 38, 15, 52)
-KNOWN_CALLS = (9, 13, 8, 6, 1, 17, 4, *[1] * 9)
-OTHER_CALLS = (11, 8, 1, 1, 30, 1, 5, *[1] * 10, 11, 3, 7, 12)
+KNOWN_CALLS = (9, 13, 8, 6, 1, 17, 4, *[1] * 9, 2, 11, 8)
+OTHER_CALLS = (1, 1, 30, 1, 5, *[1] * 10, 11, 3, 7, 12, 25, 2, 1, 14)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,7 @@ def test_training_through_the_graphs_own_backward(case: str) -> None:
 
 
 @torch.no_grad()
+@torch._dynamo.config.patch(recompile_limit=32)  # pyright: ignore[reportAttributeAccessIssue]
 @pytest.mark.parametrize(
     "case",
     [c if c == "lmm-online" else pytest.param(c, marks=pytest.mark.slow) for c in NAMES],
