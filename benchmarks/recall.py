@@ -5,6 +5,7 @@ python benchmarks/recall.py forget                     the oldest and a late one
 python benchmarks/recall.py import                     records a second, a megabyte of one text
 python benchmarks/recall.py fit --data locomo.json     leave one out; --write ships the weights
 python benchmarks/recall.py gate --data locomo.json    half of the turns removed
+python benchmarks/recall.py confidence --data locomo.json    fitted without the kind it is asked of
 
 The first three keep made-up stores in --folder and write results/recall_<what>.json.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from confidence import confidence
 from titans.evaluation.locomo import (
     CachingEncoder,
     Conversation,
@@ -326,12 +328,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=["cost", "forget", "import", "fit", "gate"])
+    parser.add_argument("what", choices=["cost", "forget", "import", "fit", "gate", "confidence"])
     parser.add_argument("--folder", type=Path, default=Path("out/recall-bench"))
     parser.add_argument("--records", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--data", type=Path, help="LoCoMo's JSON")
-    parser.add_argument("--write", action="store_true", help="write the fitted weights")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the fitted weights, and the figure of confidence",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = {
@@ -340,6 +346,7 @@ def main() -> None:
         "import": lambda: bring_in(args.folder, args.samples),
         "fit": lambda: fit(args.data, args.write),
         "gate": lambda: gate(args.data),
+        "confidence": lambda: confidence(args.data, args.write),
     }[args.what]()
     if args.what in ("cost", "forget", "import"):
         note = {"command": f"python benchmarks/recall.py {args.what}", "machine": machine_name()}

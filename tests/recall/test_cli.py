@@ -33,6 +33,7 @@ def test_remember_then_recall(capsys: pytest.CaptureFixture[str], store: Path):
     assert main(["recall", "What is Ann's dog called?", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found[0]["text"] == "My dog is called Rex." and store.exists()
+    assert 0 < found[0]["confidence"] < 1
     assert main(["recall", "dog", "--explain"]) == 0
     assert "Rex" in capsys.readouterr().out
 

@@ -67,7 +67,11 @@ def test_both_stores_answer_alike_to_the_bit(place: str, tmp_path: Path):
             memory.forget(metadata={"n": 1}, speaker=None)
         with TextMemory(where, config=config) as memory:
             asked = ("What is the dog called?", "Where does Ann live?", "thing3", "größe")
-            recalled = [(r.id, r.score, r.parts, r.why) for q in asked for r in memory.recall(q, 9)]
+            recalled = [
+                (r.id, r.score, r.parts, r.why, r.confidence)
+                for q in asked
+                for r in memory.recall(q, 9)
+            ]
             with memory.store.reading():
                 weights = [np.asarray(w).tobytes() for w in memory._replica.state.weights]
             found.append((said, recalled, weights, memory.records()))

@@ -20,6 +20,7 @@ def test_what_is_remembered_is_recalled_with_its_reasons(client: TestClient):
     asked = {"query": "What is the dog called?", "explain": True}
     (found,) = client.post("/v1/memories/recall", json=asked).json()["memories"]
     assert found["id"] == "rex" and found["explanation"]["lexical"]["value"] > 0
+    assert 0 < found["confidence"] < 1
     assert found["metadata"] is None and found["trust"] == "trusted"
     assert client.get("/v1/memories/id/rex").json() == {**first, "is_new": False}
     why = client.get("/v1/memories/why/rex", params={"query": "dog"}).json()

@@ -38,7 +38,8 @@ async def converse(client: Client) -> None:
     id = (await said(client, "remember", text="I live in Oslo.", speaker="Ann")).split()[-1]
     updated = await said(client, "remember", text="I live in Rome.", speaker="Ann")
     assert f"updates {id}" in updated
-    assert "Ann: I live in Rome." in await said(client, "recall", query="Where does Ann live?")
+    answer = await said(client, "recall", query="Where does Ann live?")
+    assert "Ann: I live in Rome." in answer and "that the query is answered" in answer
     assert "no memories" in await said(client, "recall", query="Where does Ann live?", at="2019")
     marked = await said(client, "mark", id=id, expires="2999-01-01", pinned=True)
     assert "expires 2999-01-01; pinned" in marked

@@ -100,6 +100,9 @@ class Recalled:
     """In [0, 1]: higher the likelier it answers the query (docs/recall.md says how well it is
     calibrated)."""
     parts: ScoreParts
+    confidence: float | None = None
+    """Of the first record of a recall: how likely it is that the question is answered at all.
+    None for the others, and where it cannot be told (docs/recall.md)."""
     why: str = ""
     """What speaks for it, as a sentence."""
     passage: str | None = None

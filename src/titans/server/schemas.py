@@ -169,6 +169,9 @@ class RecalledMemory(Provenance):
     time: datetime
     score: float = Field(description="how likely it is that this memory answers, in [0, 1]")
     parts: Parts
+    confidence: float | None = Field(
+        description="of the first memory: how likely it is that the query is answered at all"
+    )
     why: str = Field(description="what speaks for it, as a sentence")
     passage: str | None = Field(description="the part of a long text that answers")
     metadata: dict[str, Any] | None

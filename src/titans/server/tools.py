@@ -252,6 +252,8 @@ def _line(memory: dict[str, Any]) -> str:
     notes = [f"id {quote_name(memory['id'])}"]
     if "score" in memory:
         notes.append(f"score {memory['score']:.2f}")
+    if memory.get("confidence") is not None:
+        notes.append(f"confidence {memory['confidence']:.2f} that the query is answered")
     if memory["writer"]:
         notes.append(f"{memory['trust']}, written by {quote_name(memory['writer'])}")
     if memory.get("expires"):

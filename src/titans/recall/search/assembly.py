@@ -46,11 +46,14 @@ class Assembly:
         found = [int(seqs[hits.rows[place]]) for place in chosen]
         records = self.replica.records(found)
         return [
-            self._recalled(hits, place, records[seq])
+            # Beside a record that must not appear, the first one is not what was judged.
+            self._recalled(hits, place, records[seq], is_judged=place == 0 and exclude is None)
             for place, seq in zip(chosen, found, strict=True)
         ]
 
-    def _recalled(self, hits: Hits, place: int, record: StoredRecord) -> Recalled:
+    def _recalled(
+        self, hits: Hits, place: int, record: StoredRecord, *, is_judged: bool
+    ) -> Recalled:
         index_row = int(hits.rows[place])
         predecessor, successor = self._succession(index_row, hits)
         return Recalled(
@@ -60,6 +63,7 @@ class Assembly:
             time=from_microseconds(record.time),
             score=float(hits.scores[place]),
             parts=self._parts(hits, place),
+            confidence=hits.confidence if is_judged else None,
             why=reason(hits, place, record.speaker, is_replaced=successor is not None),
             passage=self._passage(record, index_row),
             metadata=record.metadata,

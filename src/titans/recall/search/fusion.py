@@ -1,7 +1,7 @@
 """The score of a passage: a weighted sum of its features through a logistic function.
 
-All weights but one are fitted, the only numbers of the text memory that are: fusion.json, made by
-`benchmarks/recall.py fit` (docs/recall-fusion-card.md says on what).
+All weights but one are fitted: fusion.json, made by `benchmarks/recall.py fit`
+(docs/recall-fusion-card.md says on what).
 """
 
 import json
@@ -135,7 +135,7 @@ def fit_fusion(
         losses = sums - (total.log() + most)[owner]
         return -(target * losses).sum() / len(examples) + penalty * w.square().sum()
 
-    direction = _minimise(listwise, torch.zeros(len(used), dtype=torch.float64))
+    direction = minimise(listwise, torch.zeros(len(used), dtype=torch.float64))
     sums, labels = features @ direction, (target > 0).double()
 
     def logistic(line: "Tensor") -> "Tensor":
@@ -144,13 +144,13 @@ def fit_fusion(
         )
 
     start = torch.stack([torch.zeros_like(sums[0]), -sums.max()])
-    line = _minimise(logistic, start)
+    line = minimise(logistic, start)
     weights, bias = line[0].exp() * direction * scale, float(line[1])
     fitted = {FEATURES[i]: float(w) for i, w in zip(used, weights, strict=True)}
     return FusionWeights({**fitted, **SET}, bias)
 
 
-def _minimise(loss: "Callable[[Tensor], Tensor]", start: "Tensor") -> "Tensor":
+def minimise(loss: "Callable[[Tensor], Tensor]", start: "Tensor") -> "Tensor":
     """L-BFGS to convergence."""
     import torch
 

@@ -4,7 +4,7 @@ Up to `EXACT_ROWS` passages every one is a candidate. Above, candidates are the 
 (exact cosines after a narrow first pass) and by words; measured in benchmarks/recall.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from titans.recall.neural.memory import Observation
 from titans.recall.records import to_microseconds
 from titans.recall.replica import Replica
+from titans.recall.search.confidence import BEST as CONFIDENCE_BEST
+from titans.recall.search.confidence import Words, load_confidence, signals
 from titans.recall.search.features import (
     BASE,
     FEATURES,
@@ -74,6 +76,13 @@ class Hits:
     importance: NDArray[np.float32]
     allowed: NDArray[np.bool_] | None = None
     """Per passage of the scope whether it may be returned; None if every one may."""
+    signals: NDArray[np.float64] | None = None
+    """What the confidence is made of; None if it cannot be told."""
+
+    @property
+    def confidence(self) -> float | None:
+        """How likely it is that the question is answered at all."""
+        return None if self.signals is None else load_confidence().of(self.signals)
 
     @classmethod
     def nothing(cls) -> "Hits":
@@ -156,7 +165,8 @@ class Searcher:
             allowed: per passage whether it may be returned.
             best: how many candidates are looked at with all that surrounds them.
         """
-        evidence = self._evidence(query)
+        postings = self._postings(query.terms)
+        evidence = self._evidence(query, postings)
         rows = self._candidates(query, evidence, allowed)
         if not len(rows):
             return Hits.nothing()
@@ -206,7 +216,23 @@ class Searcher:
         return Hits(
             *(rows[order], scores[order], features[order], contributions[order]),
             *(recency[order], importance[order], allowed),
+            None if query.is_outside else self._signals(rows, logits, features, order, postings),
         )
+
+    def _signals(
+        self,
+        rows: NDArray[np.int64],
+        logits: NDArray[np.float32],
+        features: NDArray[np.float32],
+        order: NDArray[np.int64],
+        postings: Mapping[str, NDArray[np.int64]],
+    ) -> NDArray[np.float64]:
+        """What the confidence is made of, from the first records, each by its best passage."""
+        groups = self.index.column("group")[rows[order]]
+        best = order[np.sort(np.unique(groups, return_index=True)[1])[:CONFIDENCE_BEST]]
+        size = len(self.index)
+        words = Words(postings, {word: idf(size, self.replica.count(word)) for word in postings})
+        return signals(logits[best], features[best[0]], words, rows[best])
 
     def _histories(
         self, rows: NDArray[np.int64], allowed: NDArray[np.bool_] | None
@@ -241,11 +267,10 @@ class Searcher:
         before = places[~is_latest]
         logits[before] = np.minimum(logits[before], best) - REPLACED_PENALTY
 
-    def _evidence(self, query: Query) -> Evidence:
+    def _evidence(self, query: Query, postings: Mapping[str, NDArray[np.int64]]) -> Evidence:
         replica, size = self.replica, len(self.index)
         assert replica.scope_id is not None
         layout = replica.layout()
-        postings = self._postings(query.terms)
         return Evidence(
             lexical=lexical_scores(list(postings.values()), layout),
             idf={stem: idf(size, replica.count(stem)) for stem in query_stems(query)},
