@@ -178,7 +178,7 @@ def test_checkpoints_load_with_settings_for_inference(checkpoint: Path, tmp_path
         ),
         ("window", 0, "window must be at least 1"),
         ("memory", {"forgetting": 1}, "forgetting must be of type bool, got 1"),
-        ("memory", {"rule": "some"}, "rule must be one of chunk, online, ttt"),
+        ("memory", {"rule": "some"}, "rule must be one of chunk, online, least_squares"),
         ("memory", 0.1, "memory must be a mapping of options, got 0.1"),
         ("write_threshold", 0.1, "write_threshold is now called memory.write_threshold"),
         ("memory_layers", 3, "memory_layers must be a list, got 3"),

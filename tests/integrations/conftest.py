@@ -1,1 +1,2 @@
 from recall.conftest import memory as memory
+from recall.conftest import place as place

@@ -180,7 +180,7 @@ class TextMemory(ScopeReader, AbstractContextManager["TextMemory"]):
 
         Args:
             records: each with `text` and, if wanted, the other arguments of `remember`.
-            progress: called with (records stored, records to store).
+            progress: called with (records stored, records to store) after each transaction.
         """
         wanted = list(records)
         for number, values in enumerate(wanted, 1):
