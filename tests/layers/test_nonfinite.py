@@ -6,6 +6,7 @@ from torch import Tensor
 
 from support.parity import memory_inputs
 from titans import MemoryConfig, NeuralMemory
+from titans.layers.memory_config import Rule
 from titans.ops import Gates, MemoryState, scan_memory, step
 from titans.ops.delta import scan_delta
 from titans.ops.least_squares import initial_known, scan_least_squares
@@ -92,6 +93,39 @@ def test_what_is_behind_a_mask_changes_nothing() -> None:
         found.append([y, *state.named_tensors().values(), given.grad, *gradients])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))  # type: ignore[arg-type]
+
+
+def test_what_is_behind_a_mask_changes_no_reading() -> None:
+    x, mask = torch.randn(2, 24, 16), torch.ones(2, 24, dtype=torch.bool)
+    mask[0, 20:], mask[1, :3] = False, False
+    found = []
+    for hidden in (0.5, NAN, INFINITY):
+        memory, given = layer(), x.masked_fill(~mask[..., None], hidden).requires_grad_()
+        y, state = memory.read(given, mask=mask)
+        y.square().sum().backward()
+        gradients = [p.grad for p in memory.parameters() if p.grad is not None]
+        found.append([y, state.read_tail, given.grad, *gradients])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))  # type: ignore[arg-type]
+
+
+def test_reading_goes_on_without_the_token() -> None:
+    memory, x = layer(skip=True), torch.randn(2, 24, 16)
+    mask = torch.ones(2, 24, dtype=torch.bool)
+    mask[0, 5] = False
+    wanted, after = memory.read(x, mask=mask)
+    y, state = memory.read(with_bad(x, 5, NAN))
+    assert torch.equal(y, wanted)
+    assert torch.equal(state.read_tail, after.read_tail)
+
+
+@pytest.mark.parametrize("rule", ["delta", "gated_delta", "kda", "ttt"])
+def test_the_published_rules_go_on_without_the_token(rule: Rule) -> None:
+    memory, x = NeuralMemory(16, rule=rule, skip_nonfinite=True), torch.randn(1, 24, 16)
+    mask = torch.arange(24)[None] != 5
+    y, state = memory(with_bad(x, 5, NAN))
+    assert torch.equal(y, memory(x, mask=mask)[0])
+    assert not state.memory.lost.any()
 
 
 def tokens(time: int = 12, depth: int = 2) -> tuple[list[Tensor], Gates, MemoryState]:

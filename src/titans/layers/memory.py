@@ -28,6 +28,7 @@ from titans.ops.checks import check_not_empty
 from titans.ops.delta import as_gated_delta, scan_delta
 from titans.ops.generic import NetworkMemory
 from titans.ops.least_squares import initial_known, scan_least_squares
+from titans.ops.nonfinite import fill
 from titans.ops.online import scan_online
 from titans.ops.online_layers import scan_layers
 from titans.ops.state import Trace, widened
@@ -234,8 +235,12 @@ class NeuralMemory(nn.Module):
         Nothing is written; of the state, only the read's own tail moves.
         """
         state = self._check(x, state, mask, lengths)
+        if self.options.skip_nonfinite:
+            x, mask, _ = without_nonfinite(x, mask, lengths, skip=True)
         order, lengths = compact_if_needed(mask, lengths, x.shape[1])
         x = x if order is None else take_columns(x, order)
+        if lengths is not None:
+            x = fill(x, ~real_columns(lengths, x.shape[1]), 0.0)  # NaN times zero is NaN
         raw = self.query_proj(x)
         out = self.recall(self._shape(raw, state.read_tail, "query"), state.memory)
         state = state.replace(read_tail=next_tail(raw, state.read_tail, lengths))

@@ -316,7 +316,7 @@ class MemoryConfig:
 
 _LEFT_OPEN = (
     "rule num_heads head_dim value_dim features chunk_size depth expansion conv_size key_lag "
-    "gate_conv_size write_threshold train_with_threshold compiled"
+    "gate_conv_size write_threshold train_with_threshold skip_nonfinite compiled"
 ).split()
 """What a published rule leaves to the user."""
 _OF_CHUNKS = (

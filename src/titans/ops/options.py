@@ -51,8 +51,9 @@ class ScanOptions:
     """Stabiliser. A write undoes at most this share of its own error, and only what the writes
     before it in its chunk have left of that error (docs/decisions/0003-stabiliser.md). This is
     first order: exact for one layer. Layers multiply, so that a deep memory can still overshoot if
-    values are far from what it answers (1e4 at depth 4 was read back as 1e12): keep values near
-    the size of a first answer, as the layer's `value_norm` does."""
+    values are far from what it answers (1e4 at depth 4 was read back as 1e12; in float32 a row
+    is lost if its loss overflows: values of 1e12 at depth 2, 1e6 at depth 4). Keep values near the
+    size of a first answer, as the layer's `value_norm` does."""
     skip_nonfinite: bool = False
     """Leave out a token with NaN or infinity, as if it were padding. Otherwise its row is lost from
     there on: outputs and state are NaN, so that nobody takes them for answers. Outputs before the
