@@ -5,7 +5,7 @@
     python benchmarks/stability.py soak --tokens 2m                   # noise, needles every 10k
     python benchmarks/stability.py adversarial --tokens 64k           # float32, chunks 1 to 256
     python benchmarks/stability.py adversarial --tokens 16k --dtype bfloat16 --chunks 16 256
-    python benchmarks/stability.py adversarial --tokens 4k --rules online --depths 2 4
+    python benchmarks/stability.py adversarial --rules online --depths 2 3 4 --chunks 16 256
     python benchmarks/stability.py gradient --tokens 16k --figure docs/figures/gradient-length.png
 
 `repeat` compares the bare recurrence with the stabiliser. `soak` streams tokens through a default
@@ -20,7 +20,7 @@ untrained layer against the length of its input, for the default of before and t
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -131,10 +131,8 @@ def adversaries(tokens: int, dim: int) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def not_finite(tensors: list[torch.Tensor]) -> list[str]:
-    """Rows with NaN or infinity."""
-    finite = torch.stack([t.isfinite().flatten(1).all(1) for t in tensors]).all(0)
-    return [name for name, ok in zip(ADVERSARIES, finite.tolist(), strict=True) if not ok]
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors)
 
 
 def adversarial(
@@ -148,25 +146,38 @@ def adversarial(
     for rule, depth, chunk in tqdm(cases, desc="adversarial", file=sys.stderr):
         torch.manual_seed(0)
         memory = NeuralMemory(dim, num_heads=1, rule=rule, depth=depth, chunk_size=chunk).to(dtype)
-        x = adversaries(tokens, dim).to(dtype).requires_grad_()
-        y, state = memory(x)
-        y.float().square().mean().backward()
-        assert x.grad is not None
+        found: dict[str, list[str]] = {"outputs": [], "states": [], "gradients": []}
+        outputs, weights = [], []
+        # One row's graph at a time; the gradients of the parameters add up over the rows.
+        for name, row in zip(ADVERSARIES, adversaries(tokens, dim).to(dtype), strict=True):
+            x = row[None].requires_grad_()
+            y, state = memory(x)
+            (y.float().square().mean() / len(ADVERSARIES)).backward()
+            assert x.grad is not None
+            state = state.detach().memory
+            parts = {
+                "outputs": [y],
+                "states": [*state.weights, *state.momentum],
+                "gradients": [x.grad],
+            }
+            for part, tensors in parts.items():
+                if not all_finite(tensors):
+                    found[part].append(name)
+            outputs.append(y.detach().abs().max())
+            weights += [w.abs().max() for w in state.weights]
+            del y, x, parts
         gradients = [p.grad.float() for p in memory.parameters() if p.grad is not None]
-        weights = state.memory.weights
         yield {
             "rule": rule,
             "depth": depth,
             "chunk": chunk,
             "tokens": tokens,
             "dtype": str(dtype),
-            "lost_outputs": not_finite([y]),
-            "lost_states": not_finite([*weights, *state.memory.momentum]),
-            "lost_gradients": not_finite([x.grad]),
-            "parameters_finite": all(bool(g.isfinite().all()) for g in gradients),
-            "largest_output": y.abs().max().item(),
-            "largest_weight": max(w.abs().max().item() for w in weights),
-            "largest_gradient": max(g.abs().max().item() for g in gradients),
+            **{f"lost_{part}": names for part, names in found.items()},
+            "parameters_finite": all_finite(gradients),
+            "largest_output": torch.stack(outputs).max().item(),
+            "largest_weight": torch.stack(weights).max().item(),
+            "largest_gradient": torch.stack([g.abs().max() for g in gradients]).max().item(),
         }
 
 
