@@ -34,13 +34,18 @@ def filled(count: int) -> bytes:
     """A store in which bob has his records and ann as many as this."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.db"
-        with TextMemory(path, "bob", CONFIG) as bob:
-            for number, text in enumerate(OTHERS):
-                bob.remember(text, id=str(number))
-        with TextMemory(path, "ann", CONFIG) as ann:
-            for number in range(count):
-                ann.remember(told(number), id=str(number), speaker="ann")
+        fill(path, count)
         return path.read_bytes()
+
+
+def fill(place: str | Path, count: int) -> None:
+    """Give bob his records and ann as many as this."""
+    with TextMemory(place, "bob", CONFIG) as bob:
+        for number, text in enumerate(OTHERS):
+            bob.remember(text, id=str(number))
+    with TextMemory(place, "ann", CONFIG) as ann:
+        for number in range(count):
+            ann.remember(told(number), id=str(number), speaker="ann")
 
 
 def new_store(work: Path, count: int) -> Path:
@@ -143,11 +148,7 @@ def forget(work: Path, rng: random.Random) -> str:
 def postgres(work: Path, rng: random.Random) -> str:
     """A writer of PostgreSQL is killed: what it acknowledged is there, or forgotten, and whole."""
     place = new_place()
-    with TextMemory(place, "bob", CONFIG) as bob, TextMemory(place, "ann", CONFIG) as ann:
-        for number, text in enumerate(OTHERS):
-            bob.remember(text, id=str(number))
-        for number in range(5):
-            ann.remember(told(number), id=str(number), speaker="ann")
+    fill(place, 5)
 
     def write(acknowledge: Acknowledge) -> None:
         with TextMemory(place, "ann", CONFIG) as memory:

@@ -14,9 +14,10 @@ from typing import Any
 import uvicorn
 
 from soak.driver import count, suite, wait
-from soak.kills import CONFIG, assert_sound, filled, new_store
+from soak.kills import CONFIG, assert_sound, fill, filled, new_store
 from soak.victims import Acknowledge, kill_while
 from soak.writers import in_child
+from support import postgres
 from titans.recall import Encoder, load_encoder
 from titans.server import KeyRing, create_app
 
@@ -117,7 +118,27 @@ def expected(journals: list[Path]) -> tuple[set[str], set[str], set[str]]:
 @suite("kill.serve", prepare=encoder)
 def serve(work: Path, rng: random.Random) -> str:
     """The server is killed: nothing acknowledged is lost, nothing forgotten comes back."""
-    path, keys = new_store(work, 5), KeyRing(work / "keys")
+    said, gone = killed_over(new_store(work, 5), work, rng)
+    files = b"".join(file.read_bytes() for file in work.glob("m.db*") if file.is_file())
+    for id in gone:
+        assert f"story-{id}.".encode() not in files, "a forgotten text is still in a file"
+    return said
+
+
+@suite("kill.pg-serve", prepare=lambda: (encoder(), postgres.server()))
+def serve_postgres(work: Path, rng: random.Random) -> str:
+    """The server is killed over PostgreSQL: nothing is lost, nothing forgotten comes back."""
+    place = postgres.new_place()
+    fill(place, 5)
+    return killed_over(place, work, rng)[0]
+
+
+def killed_over(place: str | Path, work: Path, rng: random.Random) -> tuple[str, set[str]]:
+    """Kill a server of this store at a moment of chance and look at what it kept.
+
+    Returns how far it came, and the records that are acknowledged as forgotten.
+    """
+    keys = KeyRing(work / "keys")
     journals = [work / f"c{number}.journal" for number in range(CLIENTS)]
     ends = [work / f"c{number}.end" for number in range(CLIENTS)]
     listener = socket.create_server(("127.0.0.1", 0))
@@ -133,7 +154,7 @@ def serve(work: Path, rng: random.Random) -> str:
     ]
 
     def work_on(_: Acknowledge) -> None:
-        app = create_app(path, keys, None, CONFIG, encoder=encoder())
+        app = create_app(place, keys, None, CONFIG, encoder=encoder())
         options = uvicorn.Config(app, log_config=None, access_log=False)
         Server(options, ends).run(sockets=[listener])
 
@@ -146,17 +167,14 @@ def serve(work: Path, rng: random.Random) -> str:
     kill_while(work_on, rng, seconds=SECONDS, calls=1500, begin=first_answer)
     listener.close()
     assert all(wait(pid, 90) == 0 for pid in pids), "a client was refused"
-    found = assert_sound(path)
+    found = assert_sound(place)
     there, gone, either = expected(journals)
     assert there <= set(found), f"acknowledged and lost: {sorted(there - set(found))}"
     assert not gone & set(found), f"forgotten and back: {sorted(gone & set(found))}"
     first = {str(number) for number in range(5)}
     assert set(found) <= there | either | first, "a record that nobody stored"
     assert all(text == story(id) for id, text in found.items() if id not in first)
-    files = b"".join(file.read_bytes() for file in work.glob("m.db*") if file.is_file())
-    for id in gone:
-        assert f"story-{id}.".encode() not in files, "a forgotten text is still in a file"
     count("acknowledged", len(there) + len(gone))
-    return "all answered" if all(
-        journal.read_text().count('"done"') == REQUESTS for journal in journals
-    ) else "cut off" if there or gone else "before the first answer"  # fmt: skip
+    has_all = all(journal.read_text().count('"done"') == REQUESTS for journal in journals)
+    cut = "cut off" if there or gone else "before the first answer"
+    return "all answered" if has_all else cut, gone
