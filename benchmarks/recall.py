@@ -55,7 +55,7 @@ WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "lmnrstx
 ]
 
 
-def fill(path: Path, count: int) -> None:
+def fill(path: str | Path, count: int) -> None:
     """A store of made-up records, written in bulk: vectors are random, all else is as usual."""
     rng, drawn = random.Random(0), np.random.default_rng(0)
     encoder = load_encoder("minilm")

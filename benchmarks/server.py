@@ -2,10 +2,12 @@
 
 python benchmarks/server.py                   32 clients for 60 s at 100,000 records
 python benchmarks/server.py --records 1000 --seconds 10
+PYTHONPATH=tests python benchmarks/server.py --postgres        SQLite, then PostgreSQL
 
 First one client asks alone, then all at once (one request in ten remembers), then more of them than
 the queue holds. The store is made up (benchmarks/recall.py), the encoder the real one. Clients run
-in this process, on the server's cores. Writes results/server.json.
+in this process, on the server's cores. PostgreSQL is the tests' server with durable commits, on the
+same cores. Writes results/server.json, or results/server_postgres.json.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from recall import copy_of, filled, questions, sentences
+from recall import copy_of, fill, filled, questions, sentences
 from titans.evaluation.record import machine_name
 from titans.files import source_commit
 
@@ -36,7 +38,7 @@ HEADERS = {"Content-Type": "application/json"}
 
 
 @contextmanager
-def serving(store: Path, queue: int):
+def serving(store: str | Path, queue: int):
     """The port of a server in a process of its own, and the process."""
     words = ["serve", "--store", str(store), "--port", "0", "--llm", "echo", "--rate", "1000000"]
     command = [sys.executable, "-m", "titans.cli.main", *words, "--queue", str(queue)]
@@ -130,9 +132,23 @@ def _cpu(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def measure(args: argparse.Namespace) -> dict[str, object]:
+def postgres_place(records: int) -> str:
+    """The address of a filled store in a PostgreSQL server that keeps what it acknowledges."""
+    from support import postgres
+
+    with postgres.server().admin() as db:
+        for name in ("fsync", "synchronous_commit", "full_page_writes"):  # the tests turn them off
+            db.execute(f"ALTER SYSTEM SET {name} = on".encode())
+        db.execute("SELECT pg_reload_conf()")
+    place = postgres.new_place()
+    fill(place, records)
+    with postgres.server().admin() as db:
+        db.execute("CHECKPOINT")
+    return place
+
+
+def measure(store: str | Path, args: argparse.Namespace) -> dict[str, object]:
     """One client, all clients, too many clients."""
-    store = copy_of(filled(args.folder, args.records))
     with serving(store, args.queue) as (port, process):
         load = Load(port)
         load.run(1, 3, writes=False)  # opens the scope, warms up
@@ -153,9 +169,6 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         beyond = load.report(_cpu(process) - begun)
     ratio = float(str(together["recall_p95_ms"])) / float(str(alone["recall_p50_ms"]))
     return {
-        "records": args.records,
-        "clients": args.clients,
-        "seconds": args.seconds,
         "one client": alone,
         "all clients": together,
         "p95 of all to p50 of one": round(ratio, 1),
@@ -174,6 +187,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--queue", type=int, default=64)
+    parser.add_argument("--postgres", action="store_true", help="measure PostgreSQL beside SQLite")
     args = parser.parse_args()
     load = os.getloadavg()[0]  # of others: measured times mean what they say on an idle machine
     report = {
@@ -181,9 +195,18 @@ def main() -> None:
         "machine": machine_name(),
         "load_average": f"{load:.1f} on {os.cpu_count()} cores",
         "commit": source_commit(),
-        **measure(args),
+        "records": args.records,
+        "clients": args.clients,
+        "seconds": args.seconds,
     }
-    target = Path(__file__).parent / "results" / "server.json"
+    found = measure(copy_of(filled(args.folder, args.records)), args)
+    if args.postgres:
+        postgres = measure(postgres_place(args.records), args)
+        report |= {"SQLite": found, "PostgreSQL": postgres}
+    else:
+        report |= found
+    name = "server_postgres.json" if args.postgres else "server.json"
+    target = Path(__file__).parent / "results" / name
     target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))
 
