@@ -215,9 +215,7 @@ class TitansCache(TensorTree):
         return named
 
     @classmethod
-    def from_named_tensors(
-        cls, named: Mapping[str, Tensor], layout: dict[str, object]
-    ) -> "TitansCache":
+    def rebuild(cls, named: Mapping[str, Tensor], layout: dict[str, object]) -> "TitansCache":
         """The inverse of `named_tensors`, for a model of this layout (`layout_of(config)`).
 
         In a graph, rows that `reset` marked are not started anew.
@@ -246,7 +244,7 @@ class TitansCache(TensorTree):
         """Read what `save` wrote."""
         named, notes = read_tensors_and_notes(path, FORMAT, FORMAT_VERSION)
         try:
-            cache = cls.from_named_tensors(named, _layout_of_today(json.loads(notes["layout"])))
+            cache = cls.rebuild(named, _layout_of_today(json.loads(notes["layout"])))
             cache.columns = int(notes["columns"])
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise StateError(f"{path}: damaged cache file ({error})") from error
