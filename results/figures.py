@@ -259,7 +259,7 @@ def draw_parts(numbers: Sequence[Number], published: Published, path: Path) -> F
         "sweep": "ablation",
         "metric": "bits_per_byte",
         "from": None,
-        "length": 256,
+        "length": 512,
     }
     _bars(left, values(numbers, recall), 100, "recall: accuracy (per cent)")
     _bars(right, values(numbers, text), 1, "text: bits per byte (less is better)")
