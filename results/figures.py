@@ -261,8 +261,8 @@ def draw_parts(numbers: Sequence[Number], published: Published, path: Path) -> F
         "from": None,
         "length": 512,
     }
-    _bars(left, values(numbers, recall), 100, "recall: accuracy (per cent)")
-    _bars(right, values(numbers, text), 1, "text: bits per byte (less is better)")
+    _bars(left, values(numbers, recall), 100, "recall: accuracy, per cent")
+    _bars(right, values(numbers, text), 1, "text: bits per byte")
     write_figure(path, figure, dpi=100)
     return figure
 
